@@ -90,7 +90,7 @@ ebbtide_status ebbtide_bind_slot(const char* tag, const ebbtide_policy* policy, 
     require_given(slot, "slot");
     require(device >= 0, "device is negative");
     const Policy read = api::read_policy(policy);
-    if (read.backup != BackupKind::kNone) store_of(read.backup);
+    if (read.backup != BackupKind::kNone) require_store(read.backup);
     *slot = core.slots.bind(tag, read, device);
     if (read.overflow != Overflow::kNone) fill_host_pool(core, device);
   });

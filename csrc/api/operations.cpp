@@ -50,15 +50,8 @@ void hand_out_report(Report report, ebbtide_report** out) {
   if (out != nullptr) *out = hand_out<ebbtide_report>(std::move(report));
 }
 
-// Allocations that leave by address first get their own handles, if they share them with others that stay.
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
-  require_not_forked();  // before the registry's lock, which another thread may have held at the fork
-  Core& core = Core::instance();
-  const bool is_leaving = kind == OperationKind::kPause || kind == OperationKind::kSwap ||
-                          kind == OperationKind::kTrim || kind == OperationKind::kDemote;
-  if (is_leaving && core.registry.is_any_shared(request.tags.addresses))
-    Operation::claim(core, OperationKind::kSeparate, request)->commit();
-  return Operation::claim(core, kind, std::move(request));
+  return Operation::claim(Core::instance(), kind, std::move(request));
 }
 
 ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_report** report, ebbtide_error* error) {

@@ -11,7 +11,6 @@
 #include "core/state/core.h"
 #include "core/transfer/engine_pool.h"
 #include "driver/context.h"
-#include "store/populate.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -26,9 +25,9 @@ uint64_t page_bytes() {
 uint64_t number_of(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
 // Populated memory that is charged.
-AnonymousMemory take_pages(uint64_t size_bytes, HostCharge& charge) {
-  AnonymousMemory memory = AnonymousMemory::map(size_bytes);
-  populate(memory, populate_threads(size_bytes));
+std::unique_ptr<HostMemory> take_pages(uint64_t size_bytes, HostCharge& charge) {
+  auto memory = HostMemory::map(size_bytes);
+  memory->populate(populate_threads(size_bytes));
   charge.touch(size_bytes);
   return memory;
 }
@@ -36,14 +35,14 @@ AnonymousMemory take_pages(uint64_t size_bytes, HostCharge& charge) {
 }  // namespace
 
 EvictedMemory::Slab::~Slab() {
-  if (!memory.is_abandoned()) return;
+  if (!memory->is_abandoned()) return;
   charge.keep_for_good();
   pinned.keep_for_good();
 }
 
 EvictedMemory::OrdinaryPiece::~OrdinaryPiece() {
   if (!is_abandoned) return;
-  memory.release();
+  memory->abandon();
   charge.keep_for_good();
 }
 
@@ -87,7 +86,7 @@ std::byte* EvictedMemory::take_fresh(int device, uint64_t size_bytes, bool is_sm
 std::byte* EvictedMemory::take_from_new_slab(int device, uint64_t slab_bytes, uint64_t size_bytes, bool is_small) {
   std::unique_ptr<Slab> slab = make_slab(device, slab_bytes);
   if (slab == nullptr) return nullptr;
-  const uint64_t address = number_of(slab->memory.bytes());
+  const uint64_t address = number_of(slab->memory->bytes());
   policy::SlabSpace& space = is_small ? small_ : large_;
   Slabs::node_type undone;  // outlives the lock: it is unpinned without it
   const std::lock_guard lock(mutex_);
@@ -102,7 +101,7 @@ std::byte* EvictedMemory::take_from_new_slab(int device, uint64_t slab_bytes, ui
 }
 
 std::unique_ptr<EvictedMemory::Slab> EvictedMemory::make_slab(int device, uint64_t size_bytes) {
-  if (is_pinning_refused_ || !PinnedMemory::can_pin()) return nullptr;
+  if (is_pinning_refused_ || !HostMemory::can_pin()) return nullptr;
   const auto permit = gate_.try_enter();
   if (!permit || is_capture_visible(device, nullptr)) return nullptr;
   PinnedCharge pinned;
@@ -112,11 +111,11 @@ std::unique_ptr<EvictedMemory::Slab> EvictedMemory::make_slab(int device, uint64
     return nullptr;
   }
   HostCharge charge = budget_.charge(size_bytes, kPurpose);
-  PinnedMemory memory(take_pages(size_bytes, charge));
+  auto memory = take_pages(size_bytes, charge);
   try {
     const ContextScope scope(device);
     const RelaxedCaptureMode relaxed;  // captures that can't be seen stay whole as well
-    const CUresult result = memory.try_pin();
+    const CUresult result = memory->try_pin();
     if (result == CUDA_SUCCESS)
       return std::make_unique<Slab>(device, std::move(charge), std::move(pinned), std::move(memory));
     log_line(LogLevel::kInfo, {"evicted memory is not pinned: cuMemHostRegister failed with ", result_name(result)});
@@ -129,8 +128,8 @@ std::unique_ptr<EvictedMemory::Slab> EvictedMemory::make_slab(int device, uint64
 
 std::byte* EvictedMemory::take_ordinary(uint64_t size_bytes) {
   HostCharge charge = budget_.charge(size_bytes, kPurpose);
-  AnonymousMemory memory = take_pages(size_bytes, charge);
-  std::byte* const bytes = memory.bytes();
+  auto memory = take_pages(size_bytes, charge);
+  std::byte* const bytes = memory->bytes();
   auto piece = std::make_unique<OrdinaryPiece>(std::move(charge), std::move(memory));
   const std::lock_guard lock(mutex_);
   ordinary_.emplace(number_of(bytes), std::move(piece));
@@ -149,7 +148,7 @@ void EvictedMemory::give_back(void* piece) {
     found->second->is_given_back = true;
     return;
   }
-  ordinary_bytes_ -= found->second->memory.size_bytes();
+  ordinary_bytes_ -= found->second->memory->size_bytes();
   gone = ordinary_.extract(found);
 }
 
@@ -157,13 +156,13 @@ void EvictedMemory::abandon(const void* address) noexcept {
   const std::lock_guard lock(mutex_);
   const uint64_t number = number_of(address);
   if (small_.keep_for_good(number) || large_.keep_for_good(number)) {
-    std::prev(slabs_.upper_bound(number))->second->memory.abandon();
+    std::prev(slabs_.upper_bound(number))->second->memory->abandon();
     return;
   }
   const auto after = ordinary_.upper_bound(number);
   if (after == ordinary_.begin()) return;
   const auto& [begin, piece] = *std::prev(after);
-  if (number - begin < piece->memory.size_bytes()) piece->is_abandoned = true;
+  if (number - begin < piece->memory->size_bytes()) piece->is_abandoned = true;
 }
 
 void EvictedMemory::trim() {

@@ -13,8 +13,7 @@
 #include "core/budget/pinned_budget.h"
 #include "core/memory/capture_gate.h"
 #include "policy/slab_space.h"
-#include "store/anonymous_memory.h"
-#include "store/pinned_memory.h"
+#include "store/host_memory.h"
 
 // Host memory for bytes that were evicted from a device: pieces of pinned slabs, which are kept for the next step, or
 // ordinary memory where nothing can be pinned.
@@ -53,7 +52,8 @@ class EvictedMemory {
  private:
   // Both keep memory that the device may use for ever, with its charges.
   struct Slab {
-    Slab(int device_ordinal, HostCharge host_charge, PinnedCharge pinned_charge, PinnedMemory pinned_memory)
+    Slab(int device_ordinal, HostCharge host_charge, PinnedCharge pinned_charge,
+         std::unique_ptr<HostMemory> pinned_memory)
         : device(device_ordinal),
           charge(std::move(host_charge)),
           pinned(std::move(pinned_charge)),
@@ -62,14 +62,14 @@ class EvictedMemory {
     const int device;
     HostCharge charge;
     PinnedCharge pinned;
-    PinnedMemory memory;  // goes before its charges do
+    std::unique_ptr<HostMemory> memory;  // goes before its charges do
   };
   struct OrdinaryPiece {
-    OrdinaryPiece(HostCharge host_charge, AnonymousMemory anonymous_memory)
+    OrdinaryPiece(HostCharge host_charge, std::unique_ptr<HostMemory> anonymous_memory)
         : charge(std::move(host_charge)), memory(std::move(anonymous_memory)) {}
     ~OrdinaryPiece();
     HostCharge charge;
-    AnonymousMemory memory;
+    std::unique_ptr<HostMemory> memory;
     bool is_abandoned = false;
     bool is_given_back = false;  // and abandoned
   };

@@ -33,9 +33,9 @@ int write_back_range(int file, off_t offset, off_t size_bytes) {
 }
 
 // Checked first, because exceeding this limit raises a signal that ends the process.
-bool is_beyond_limit(uint64_t end) {
+uint64_t size_limit() {
   rlimit limit{};
-  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && end > limit.rlim_cur;
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kUnlimited;
 }
 
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
@@ -85,17 +85,15 @@ BackupFile::BackupFile(const DiskPlace& place, size_t size_bytes, const FileCall
     : place_(place), size_bytes_(size_bytes), calls_(&calls) {}
 
 BackupFile BackupFile::create(const DiskPlace& place, size_t size_bytes, const FileCalls& calls) {
-  uint64_t closed = files_closed();
-  try {
-    BackupFile file(place, round_up(size_bytes, kBlockBytes), calls);
-    file.make();
-    return file;
-  } catch (const StoreError&) {
-    if (!have_more_closed(closed)) throw;
+  for (uint64_t closed = files_closed();;) {
+    try {
+      BackupFile file(place, round_up(size_bytes, kBlockBytes), calls);
+      file.make();
+      return file;
+    } catch (const StoreError&) {
+      if (!have_more_closed(closed)) throw;
+    }
   }
-  BackupFile file(place, round_up(size_bytes, kBlockBytes), calls);
-  file.make();
-  return file;
 }
 
 void BackupFile::check_directory(const DiskPlace& place, uint64_t least_bytes) {
@@ -152,10 +150,13 @@ void BackupFile::open_with_name() {
   if (file_ < 0) throw_not_opened(errno);
 }
 
+void BackupFile::refuse(const std::string& text, uint64_t free_bytes, uint64_t limit_bytes) const {
+  throw StoreError(text, {size_bytes_, free_bytes, limit_bytes}, Cause::kDiskDirectory);
+}
+
 void BackupFile::throw_not_opened(int error) const {
-  throw StoreError("no file for a backup can be made in " + shown(place_.directory) + ": " + std::strerror(error) +
-                       ". Either " + advice_on(error) + ", " + advice_on_disk_directory(place_.directory),
-                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
+  refuse("no file for a backup can be made in " + shown(place_.directory) + ": " + std::strerror(error) + ". Either " +
+         advice_on(error) + ", " + advice_on_disk_directory(place_.directory));
 }
 
 bool BackupFile::is_in_memory() const {
@@ -165,9 +166,8 @@ bool BackupFile::is_in_memory() const {
 
 void BackupFile::refuse_memory() const {
   if (place_.may_be_memory || !is_in_memory()) return;
-  throw StoreError(shown(place_.directory) + " is no disk but RAM (tmpfs), which no budget would count: " +
-                       advice_on_disk_directory(place_.directory),
-                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
+  refuse(shown(place_.directory) +
+         " is no disk but RAM (tmpfs), which no budget would count: " + advice_on_disk_directory(place_.directory));
 }
 
 void BackupFile::warn_of_memory() const {
@@ -178,7 +178,7 @@ void BackupFile::warn_of_memory() const {
 }
 
 void BackupFile::claim_space() const {
-  if (is_beyond_limit(size_bytes_)) throw_error("fallocate", EFBIG);
+  if (size_bytes_ > size_limit()) throw_error("fallocate", EFBIG);
   // Some file systems would first fill up and only then report that it was too much.
   if (free_bytes_of(file_) < size_bytes_) throw_error("fallocate", ENOSPC);
   const int error = try_claim(0, size_bytes_);
@@ -226,7 +226,7 @@ size_t BackupFile::moved_bytes(size_t count, const char* call) const {
 }
 
 void BackupFile::write(size_t offset, const std::byte* bytes, size_t size_bytes) const {
-  if (is_beyond_limit(offset + size_bytes)) throw_error("pwrite", EFBIG);  // it may have been lowered since
+  if (offset + size_bytes > size_limit()) throw_error("pwrite", EFBIG);  // it may have been lowered since
   uint64_t closed = files_closed();
   for (size_t done = 0; done < size_bytes;) {
     const ssize_t count = calls_->pwrite(file_, bytes + done, size_bytes - done, static_cast<off_t>(offset + done));
@@ -273,32 +273,27 @@ std::byte* BackupFile::map() const {
 }
 
 void BackupFile::throw_truncated() const {
-  throw StoreError("the file of a backup in " + shown(place_.directory) +
-                       " is shorter than the backup: somebody truncated it, and what it held is lost. Free the memory "
-                       "that it is of, trim the tag, and load the content anew",
-                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
+  refuse("the file of a backup in " + shown(place_.directory) +
+         " is shorter than the backup: somebody truncated it, and what it held is lost. Free the memory that it is of, "
+         "trim the tag, and load the content anew");
 }
 
 void BackupFile::throw_error(const char* call, int error) const {
   const std::string reason = std::strerror(error);
+  const std::string directory = shown(place_.directory);
+  const std::string advice = advice_on_disk_directory(place_.directory);
   if (is_full(error)) {
     const uint64_t free_bytes = free_bytes_of(file_);
-    throw StoreError("the disk of " + shown(place_.directory) + " has too little space for a backup: " +
-                         format_bytes(size_bytes_) + " wanted, " + format_bytes(free_bytes) + " free (" + reason +
-                         "). Free some there, " + advice_on_disk_directory(place_.directory),
-                     {size_bytes_, free_bytes, kUnlimited}, Cause::kDiskDirectory);
+    refuse("the disk of " + directory + " has too little space for a backup: " + format_bytes(size_bytes_) +
+               " wanted, " + format_bytes(free_bytes) + " free (" + reason + "). Free some there, " + advice,
+           free_bytes);
   }
   if (error == EFBIG) {
-    rlimit limit{};
-    const bool is_known = ::getrlimit(RLIMIT_FSIZE, &limit) == 0;
-    throw StoreError("files in " + shown(place_.directory) + " may not have the " + format_bytes(size_bytes_) +
-                         " of a backup: " + reason + ". Raise `ulimit -f`, " +
-                         advice_on_disk_directory(place_.directory),
-                     {size_bytes_, 0, is_known ? limit.rlim_cur : kUnlimited}, Cause::kDiskDirectory);
+    refuse("files in " + directory + " may not have the " + format_bytes(size_bytes_) + " of a backup: " + reason +
+               ". Raise `ulimit -f`, " + advice,
+           0, size_limit());
   }
-  throw StoreError(std::string(call) + " failed for a backup in " + shown(place_.directory) + ": " + reason +
-                       ". If it stays so, " + advice_on_disk_directory(place_.directory),
-                   {size_bytes_, 0, kUnlimited}, Cause::kDiskDirectory);
+  refuse(std::string(call) + " failed for a backup in " + directory + ": " + reason + ". If it stays so, " + advice);
 }
 
 }  // namespace ebbtide

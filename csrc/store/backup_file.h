@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/bytes.h"
 #include "store/disk_directory.h"
 #include "store/named_file.h"
 
@@ -82,6 +83,7 @@ class BackupFile {
   int try_claim(size_t offset, size_t size_bytes) const;
   void try_direct();
   size_t moved_bytes(size_t count, const char* call) const;
+  [[noreturn]] void refuse(const std::string& text, uint64_t free_bytes = 0, uint64_t limit_bytes = kUnlimited) const;
   [[noreturn]] void throw_error(const char* call, int error) const;
   [[noreturn]] void throw_not_opened(int error) const;
   [[noreturn]] void throw_truncated() const;

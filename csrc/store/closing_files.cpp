@@ -59,14 +59,9 @@ bool try_close_later(const ClosingFile& file) noexcept {
   const std::lock_guard lock(closing.mutex);
   try {
     closing.files.push_back(file);
+    if (!closing.has_thread) std::thread([&closing] { close_all(closing); }).detach();
   } catch (...) {
-    return false;
-  }
-  if (closing.has_thread) return true;
-  try {
-    std::thread([&closing] { close_all(closing); }).detach();
-  } catch (...) {
-    closing.files.pop_back();
+    if (!closing.has_thread) closing.files.clear();  // it was the only one
     return false;
   }
   closing.has_thread = true;

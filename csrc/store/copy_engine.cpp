@@ -9,32 +9,26 @@ namespace {
 // event until its last part is in place.
 constexpr size_t kPiecesUnderWay = 32;
 
-// Makes the device's context current for the length of the expression.
-Stream create_stream(int device) {
+template <typename Made>
+Made create(int device, Made (*make)()) {
   const ContextScope scope(device);
-  return Stream::create();
+  return make();
 }
 
-Stream create_side_stream(int device) {
-  const ContextScope scope(device);
-  return Stream::create_first();
-}
-
-std::vector<Event> create_events(int device, size_t count) {
-  const ContextScope scope(device);
+std::vector<Event> create_events() {
   std::vector<Event> events;
-  events.reserve(count);
-  while (events.size() < count) events.push_back(Event::create());
+  events.reserve(kPiecesUnderWay);
+  while (events.size() < kPiecesUnderWay) events.push_back(Event::create());
   return events;
 }
 
 }  // namespace
 
-CopyEngine::CopyEngine(int device, std::unique_ptr<Staging> staging)
+CopyEngine::CopyEngine(int device, std::unique_ptr<HostMemory> staging)
     : device_(device),
       staging_(std::move(staging)),
-      stream_(create_stream(device)),
-      side_stream_(create_side_stream(device)),
-      landings_(create_events(device, kPiecesUnderWay)) {}
+      stream_(create(device, Stream::create)),
+      side_stream_(create(device, Stream::create_first)),
+      landings_(create(device, create_events)) {}
 
 }  // namespace ebbtide

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "driver/stream.h"
-#include "store/staging.h"
+#include "store/host_memory.h"
 
 // What a copy needs and what takes long to make: a pinned ring, streams and events. Made once, and used by one copy at
 // a time.
@@ -14,7 +14,7 @@ namespace ebbtide {
 class CopyEngine {
  public:
   // Throws DriverError.
-  CopyEngine(int device, std::unique_ptr<Staging> staging);
+  CopyEngine(int device, std::unique_ptr<HostMemory> staging);
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
@@ -26,15 +26,15 @@ class CopyEngine {
   size_t landing_count() const { return landings_.size(); }
   // For kernels and fills beside the copies.
   const Stream& side_stream() const { return side_stream_; }
-  const Staging& staging() const { return *staging_; }
+  const HostMemory& staging() const { return *staging_; }
   // A failed copy could not be waited for: the device may still use the ring and the copied memory. Neither is used
   // again.
-  void poison() noexcept { staging_->poison(); }
-  bool is_poisoned() const { return staging_->is_poisoned(); }
+  void poison() noexcept { staging_->abandon(); }
+  bool is_poisoned() const { return staging_->is_abandoned(); }
 
  private:
   const int device_;
-  const std::unique_ptr<Staging> staging_;
+  const std::unique_ptr<HostMemory> staging_;
   Stream stream_;
   Stream side_stream_;
   std::vector<Event> landings_;

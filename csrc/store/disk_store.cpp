@@ -31,18 +31,9 @@ class DiskBackup : public Backup {
   std::byte* view() override;
 
  private:
-  // The longest part at offset that one request can move, at most size_bytes: whole blocks, or the wanted range within
-  // one block.
-  static size_t part_at(size_t offset, size_t size_bytes) {
-    const size_t within = offset % kBlock;
-    if (within == 0 && size_bytes >= kBlock) return size_bytes / kBlock * kBlock;
-    return std::min(size_bytes, kBlock - within);
-  }
-  static bool is_aligned(const std::byte* bytes, size_t part_bytes) {
-    return part_bytes % kBlock == 0 && reinterpret_cast<uintptr_t>(bytes) % kBlock == 0;
-  }
-  size_t write_part(size_t offset, const std::byte* bytes, size_t part_bytes);
-  size_t read_part(size_t offset, std::byte* bytes, size_t part_bytes) const;
+  // Reads from the file to memory, or writes what is there. Returns how much one request has moved of what is left.
+  enum class Access { kRead, kWrite };
+  size_t move_part(Access access, size_t offset, std::byte* bytes, size_t left) const;
 
   const BackupFile file_;
   // Ranges of two threads may meet within one block, so a part of a block is moved under a lock.
@@ -51,61 +42,42 @@ class DiskBackup : public Backup {
   std::byte* view_ = nullptr;
 };
 
-// Unaligned parts go through aligned memory. Returns how much of the part was moved.
-size_t DiskBackup::write_part(size_t offset, const std::byte* bytes, size_t part_bytes) {
-  if (is_aligned(bytes, part_bytes)) {
-    file_.write(offset, bytes, part_bytes);
+// One request moves whole blocks, or a range within one block.
+size_t DiskBackup::move_part(Access access, size_t offset, std::byte* bytes, size_t left) const {
+  const bool is_read = access == Access::kRead;
+  const size_t within = offset % kBlock;
+  const bool is_whole = within == 0 && left >= kBlock;
+  const size_t part_bytes = is_whole ? left / kBlock * kBlock : std::min(left, kBlock - within);
+  if (is_whole && reinterpret_cast<uintptr_t>(bytes) % kBlock == 0) {
+    is_read ? file_.read(offset, bytes, part_bytes) : file_.write(offset, bytes, part_bytes);
     return part_bytes;
   }
-  if (part_bytes % kBlock == 0) {
-    const size_t bounced_bytes = std::min(part_bytes, kBounceBytes);
-    const AlignedBytes bounce(bounced_bytes);
-    std::memcpy(bounce.get(), bytes, bounced_bytes);
-    file_.write(offset, bounce.get(), bounced_bytes);
-    return bounced_bytes;
-  }
-  const size_t within = offset % kBlock;
-  const AlignedBytes block(kBlock);
+  // Through aligned memory.
+  const size_t moved_bytes = std::min(part_bytes, kBounceBytes);
+  const size_t block_bytes = round_up(moved_bytes, kBlock);
+  const AlignedBytes blocks(block_bytes);
   const std::lock_guard lock(partial_block_);
-  file_.read(offset - within, block.get(), kBlock);
-  std::memcpy(block.get() + within, bytes, part_bytes);
-  file_.write(offset - within, block.get(), kBlock);
-  return part_bytes;
-}
-
-size_t DiskBackup::read_part(size_t offset, std::byte* bytes, size_t part_bytes) const {
-  if (is_aligned(bytes, part_bytes)) {
-    file_.read(offset, bytes, part_bytes);
-    return part_bytes;
+  if (is_read || moved_bytes < block_bytes) file_.read(offset - within, blocks.get(), block_bytes);
+  if (is_read) {
+    std::memcpy(bytes, blocks.get() + within, moved_bytes);
+  } else {
+    std::memcpy(blocks.get() + within, bytes, moved_bytes);
+    file_.write(offset - within, blocks.get(), block_bytes);
   }
-  if (part_bytes % kBlock == 0) {
-    const size_t bounced_bytes = std::min(part_bytes, kBounceBytes);
-    const AlignedBytes bounce(bounced_bytes);
-    file_.read(offset, bounce.get(), bounced_bytes);
-    std::memcpy(bytes, bounce.get(), bounced_bytes);
-    return bounced_bytes;
-  }
-  const size_t within = offset % kBlock;
-  const AlignedBytes block(kBlock);
-  const std::lock_guard lock(partial_block_);
-  file_.read(offset - within, block.get(), kBlock);
-  std::memcpy(bytes, block.get() + within, part_bytes);
-  return part_bytes;
+  return moved_bytes;
 }
 
 void DiskBackup::write(size_t offset, const std::byte* bytes, size_t size_bytes) {
   // Without alignment to mind, all of it is one request.
   if (!file_.is_direct()) return file_.write(offset, bytes, size_bytes);
-  for (size_t done = 0; done < size_bytes;) {
-    done += write_part(offset + done, bytes + done, part_at(offset + done, size_bytes - done));
-  }
+  for (size_t done = 0; done < size_bytes;)
+    done += move_part(Access::kWrite, offset + done, const_cast<std::byte*>(bytes) + done, size_bytes - done);
 }
 
 void DiskBackup::read(size_t offset, std::byte* bytes, size_t size_bytes) const {
   if (!file_.is_direct()) return file_.read(offset, bytes, size_bytes);
-  for (size_t done = 0; done < size_bytes;) {
-    done += read_part(offset + done, bytes + done, part_at(offset + done, size_bytes - done));
-  }
+  for (size_t done = 0; done < size_bytes;)
+    done += move_part(Access::kRead, offset + done, bytes + done, size_bytes - done);
 }
 
 std::byte* DiskBackup::view() {
@@ -116,8 +88,8 @@ std::byte* DiskBackup::view() {
 
 }  // namespace
 
-std::unique_ptr<Backup> DiskStore::open(size_t size_bytes) {
-  return std::make_unique<DiskBackup>(BackupFile::create(disk_place(), size_bytes, calls_));
+std::unique_ptr<Backup> open_disk_backup(size_t size_bytes, const FileCalls& calls) {
+  return std::make_unique<DiskBackup>(BackupFile::create(disk_place(), size_bytes, calls));
 }
 
 }  // namespace ebbtide

@@ -6,16 +6,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <random>
 #include <set>
-#include <string_view>
 
 #include "base/private_files.h"
 #include "base/scope_exit.h"
@@ -24,7 +23,6 @@
 namespace ebbtide {
 namespace {
 
-constexpr std::string_view kPrefix = "ebbtide_backup_";
 constexpr size_t kRandomDigits = 16;
 
 // Leaked on purpose, as all state of the core: files go after static destructors have run, too.
@@ -64,29 +62,21 @@ void remove_all() noexcept {
   for (const std::string& path : living) ::unlink(path.c_str());
 }
 
-size_t count_of(std::string_view text, std::string_view digits) {
-  return std::min(text.find_first_not_of(digits), text.size());
-}
-
 // A name that next_path() makes, and nothing that a user would.
-bool is_ours(std::string_view name) {
-  if (!name.starts_with(kPrefix)) return false;
-  name.remove_prefix(kPrefix.size());
-  const size_t process_digits = count_of(name, "0123456789");
-  if (process_digits == 0 || name.substr(process_digits, 1) != "_") return false;
-  name.remove_prefix(process_digits + 1);
-  if (count_of(name, "0123456789abcdef") != kRandomDigits || name.substr(kRandomDigits, 1) != "_") return false;
-  name.remove_prefix(kRandomDigits + 1);
-  return !name.empty() && count_of(name, "0123456789") == name.size();
+bool is_ours(const std::string& name) {
+  std::array<char, kRandomDigits + 1> random{};
+  int end = 0;
+  std::sscanf(name.c_str(), "ebbtide_backup_%*[0-9]_%16[0-9a-f]_%*[0-9]%n", random.data(), &end);
+  return static_cast<size_t>(end) == name.size() && std::strlen(random.data()) == kRandomDigits;
 }
 
 std::string next_path(const std::string& directory) {
   NamedFiles& files = named_files();
   const std::lock_guard lock(files.mutex);
-  std::array<char, kRandomDigits + 1> random{};
-  std::snprintf(random.data(), random.size(), "%016llx", static_cast<unsigned long long>(files.random));
-  return directory + "/" + std::string(kPrefix) + std::to_string(files.process) + "_" + random.data() + "_" +
-         std::to_string(++files.last_number);
+  std::array<char, 128> name{};
+  std::snprintf(name.data(), name.size(), "/ebbtide_backup_%d_%016llx_%llu", files.process,
+                static_cast<unsigned long long>(files.random), static_cast<unsigned long long>(++files.last_number));
+  return directory + name.data();
 }
 
 bool has_name(int file) {

@@ -1,20 +1,23 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <functional>
+#include <utility>
+#include <vector>
 
-#include "store/anonymous_memory.h"
 #include "store/store.h"
 
 namespace ebbtide {
 
-// Takes all of this memory with several threads. Throws StoreError if the system has none to give.
-void populate(const AnonymousMemory& memory, int threads);
+using PopulateRange = std::function<void(size_t offset, size_t size_bytes)>;
 
-// Takes the memory of these backups, sizes[i] bytes of backups[i], with several threads (fewer if the system starts no
-// more; one means the calling thread alone). Then seals them one after another in the calling thread, where seal()'s
-// conditions must hold. The first error is thrown after all threads have ended; some backups are then populated and
-// sealed, and others are not.
-void populate_all(std::span<Backup* const> backups, std::span<const size_t> sizes, int threads);
+// Calls each function for its range [0, size), cut into pieces, in several threads (fewer if the system starts no more;
+// one means the calling thread alone). The first error is thrown after all threads have ended.
+void populate_ranges(const std::vector<std::pair<PopulateRange, size_t>>& ranges, int threads);
+
+// Takes the memory of these backups, which have these sizes, likewise. Then seals them one after another in the calling
+// thread, where seal()'s conditions must hold. After an error some backups are populated and sealed, and others are
+// not.
+void populate_all(const std::vector<std::pair<Backup*, size_t>>& backups, int threads);
 
 }  // namespace ebbtide

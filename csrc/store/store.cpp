@@ -4,23 +4,19 @@
 
 #include "base/error.h"
 #include "store/disk_store.h"
-#include "store/pinned_store.h"
-#include "store/ram_store.h"
+#include "store/memory_store.h"
 
 namespace ebbtide {
 
-Store& store_of(BackupKind kind) {
-  static RamStore* const ram = new RamStore;
-  static PinnedStore* const pinned = new PinnedStore;
-  static DiskStore* const disk = new DiskStore;
-  switch (kind) {
-    case BackupKind::kRam: return *ram;
-    case BackupKind::kPinned: return *pinned;
-    case BackupKind::kDisk: return *disk;
-    case BackupKind::kNone: break;
-  }
+void require_store(BackupKind kind) {
+  if (kind == BackupKind::kRam || kind == BackupKind::kPinned || kind == BackupKind::kDisk) return;
   throw InvalidArgument("there is no store for backup kind " + std::to_string(static_cast<int>(kind)) +
                         ": it is ram (1), pinned (2) or disk (3)");
+}
+
+std::unique_ptr<Backup> open_backup(BackupKind kind, size_t size_bytes) {
+  require_store(kind);
+  return kind == BackupKind::kDisk ? open_disk_backup(size_bytes) : open_memory_backup(kind, size_bytes);
 }
 
 }  // namespace ebbtide

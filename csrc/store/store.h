@@ -48,15 +48,10 @@ class Backup {
   virtual bool is_abandoned() const noexcept { return false; }
 };
 
-class Store {
- public:
-  virtual ~Store() = default;
-  // Opens a backup of size_bytes with unspecified content. Takes the resources that can be refused at once (address
-  // space, space in a file), and touches no page. Throws StoreError.
-  virtual std::unique_ptr<Backup> open(size_t size_bytes) = 0;
-};
-
-// The store of a kind; throws InvalidArgument for kinds that have none.
-Store& store_of(BackupKind kind);
+// Throws InvalidArgument for a kind that has no store.
+void require_store(BackupKind kind);
+// Opens a backup of size_bytes with unspecified content. Takes the resources that can be refused at once (address
+// space, space in a file), and touches no page. Throws StoreError; InvalidArgument as above.
+std::unique_ptr<Backup> open_backup(BackupKind kind, size_t size_bytes);
 
 }  // namespace ebbtide

@@ -22,7 +22,7 @@ namespace {
 // Fails on demand.
 class TestBackup final : public Backup {
  public:
-  explicit TestBackup(size_t size_bytes) : inner_(store_of(BackupKind::kRam).open(size_bytes)) {}
+  explicit TestBackup(size_t size_bytes) : inner_(open_backup(BackupKind::kRam, size_bytes)) {}
   void write(size_t offset, const std::byte* bytes, size_t size_bytes) override {
     if (--calls_left == 0) throw StoreError("the disk is full", {});
     if (before_write) before_write();
@@ -62,7 +62,7 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> 
     range_ = Reservation::reserve(kBytes);
     memory_ = PhysicalMemory::create_on_device(kBytes, 0);
     mapping_ = Mapping::map(range_.address(), memory_);
-    engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(16 * kUnit));
+    engine_ = std::make_unique<CopyEngine>(0, HostMemory::allocate(16 * kUnit));
     // Jobs of odd sizes: less than a unit, exactly one unit, many units and a rest.
     size_t offset = 0;
     for (const size_t size : {size_t{8}, kUnit, 5 * kUnit + 24, kUnit - 8, 2 * kUnit, size_t{4096}, 11 * kUnit + 8}) {
@@ -225,7 +225,7 @@ TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
 TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
   constexpr size_t kPiece = kMiB + 4096;
   const RingCut cut = {GetParam().threads, kPiece, kPiece, kPiece, kPiece};
-  CopyEngine engine(0, Staging::allocate(kPiece));
+  CopyEngine engine(0, HostMemory::allocate(kPiece));
   const CopyRange range = {0, kPiece};
   const auto copy_once = [&](bool must_compare) {
     Copy copy(engine, CopyDirection::kToStore, cut);

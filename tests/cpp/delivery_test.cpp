@@ -26,8 +26,8 @@ class DeliveryTest : public CoreTest {
     memory_ = PhysicalMemory::create_on_device(range_.size_bytes(), 0);
     mapping_ = Mapping::map(range_.address(), memory_);
     // Two slots of one unit for each lane.
-    engine_ = std::make_unique<CopyEngine>(0, Staging::allocate(kUnit * 2 * kernels::kLanes));
-    table_ = Staging::allocate(1 << 20);
+    engine_ = std::make_unique<CopyEngine>(0, HostMemory::allocate(kUnit * 2 * kernels::kLanes));
+    table_ = HostMemory::allocate(1 << 20);
     content_.resize(kBytes);
     for (size_t index = 0; index < kBytes / sizeof(uint64_t); ++index) {
       const uint64_t word = index * 0x9e3779b97f4a7c15ULL;
@@ -64,12 +64,12 @@ class DeliveryTest : public CoreTest {
   PhysicalMemory memory_;
   Mapping mapping_;
   std::unique_ptr<CopyEngine> engine_;
-  std::unique_ptr<Staging> table_;
+  std::unique_ptr<HostMemory> table_;
   std::vector<std::byte> content_;
 };
 
 TEST_F(DeliveryTest, FilesAreReadInLargerPieces) {
-  CopyEngine engine(0, Staging::allocate(64 * kMiB));
+  CopyEngine engine(0, HostMemory::allocate(64 * kMiB));
   HookedBackup backup(8 * kMiB, nullptr, nullptr);
   for (const bool has_files : {false, true}) {
     Delivery delivery(engine, has_files);
@@ -99,7 +99,7 @@ TEST_F(DeliveryTest, BitForBitThroughFewSlotsByAnyNumberOfThreads) {
 }
 
 TEST_F(DeliveryTest, ValuesAndMemoryThatTheDeviceReachesNeedNoSlots) {
-  const auto pinned = store_of(BackupKind::kPinned).open(2 << 20);
+  const auto pinned = open_backup(BackupKind::kPinned, 2 << 20);
   pinned->populate(0, 2 << 20);
   pinned->seal();
   ASSERT_NE(pinned->direct(), nullptr);

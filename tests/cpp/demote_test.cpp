@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "core/move/relocations.h"
 #include "moves_faults.h"
 #include "overflow_world.h"
 
@@ -11,7 +12,7 @@ namespace {
 class DemoteTest : public OverflowWorld {
  protected:
   uint64_t held_bytes(int device = 0) { return core().budgets.device.held_bytes(device); }
-  bool shares(size_t item) { return core().registry.is_any_shared({items_[item].address}); }
+  bool shares(size_t item) { return is_any_shared({core().registry.find(items_[item].address)}); }
   void come_back() {
     pause();
     resume();
@@ -112,8 +113,6 @@ TEST_F(DemoteTest, OfNamedAllocationsWhatOthersShareStays) {
   OperationRequest request;
   request.tags.names = {"w"};
   request.tags.addresses = {items_[0].address};
-  EXPECT_EQ(Operation::claim(core(), OperationKind::kDemote, request)->commit().front().totals().bytes, 0u);
-  Operation::claim(core(), OperationKind::kSeparate, request)->commit();
   EXPECT_EQ(Operation::claim(core(), OperationKind::kDemote, request)->commit().front().totals().bytes, kChunk);
   EXPECT_EQ(host_bytes(0), kChunk);
   EXPECT_EQ(spilled_bytes(), kChunk);

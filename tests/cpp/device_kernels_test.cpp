@@ -13,7 +13,7 @@
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"
-#include "store/staging.h"
+#include "store/host_memory.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -62,7 +62,7 @@ TEST_F(DeviceKernelsTest, DigestWhatTheyFill) {
   const ContextScope scope(1);
   const DeviceKernels& kernels = *DeviceKernels::of(1);
   const CUdeviceptr address = alloc("w", 2 * kernels::kBlockBytes, BackupKind::kRam, 1);
-  const auto pinned = Staging::allocate(3 * 4096);
+  const auto pinned = HostMemory::allocate(3 * 4096);
   auto* fills = reinterpret_cast<kernels::BlockFill*>(pinned->bytes());
   auto* addresses = reinterpret_cast<uint64_t*>(pinned->bytes() + 4096);
   auto* reports = reinterpret_cast<kernels::BlockReport*>(pinned->bytes() + 2 * 4096);

@@ -18,7 +18,7 @@ constexpr size_t kSize = kMiB + 3 * 4096 + 1234;
 
 class EveryStore : public CoreTest, public ::testing::WithParamInterface<BackupKind> {
  protected:
-  EveryStore() : scope_(0), backup_(store_of(GetParam()).open(kSize)) {}
+  EveryStore() : scope_(0), backup_(open_backup(GetParam(), kSize)) {}
   ~EveryStore() override { backup_.reset(); }
   bool shows(const std::vector<std::byte>& bytes) { return std::memcmp(backup_->view(), bytes.data(), kSize) == 0; }
 
@@ -71,7 +71,7 @@ TEST_P(EveryStore, ThreadsWriteAndReadNeighbouringRangesOfAnySizeAndAlignment) {
 }
 
 TEST_P(EveryStore, AlignedPiecesGoStraight) {
-  const auto aligned = store_of(BackupKind::kRam).open(kSize);
+  const auto aligned = open_backup(BackupKind::kRam, kSize);
   const std::vector<std::byte> content = random_bytes(kSize, 9);
   std::byte* const bytes = aligned->view();
   std::memcpy(bytes, content.data(), kSize);
@@ -147,7 +147,7 @@ TEST_P(EveryStore, WhatIsDiscardedCanBeWrittenAgainAndItsNeighboursStay) {
 
 TEST_P(EveryStore, TooMuchIsRefusedWithItsSize) {
   try {
-    store_of(GetParam()).open(1ULL << 60);
+    open_backup(GetParam(), 1ULL << 60);
     FAIL() << "nothing was thrown";
   } catch (const StoreError& error) {
     EXPECT_EQ(error.shortage.requested_bytes, 1ULL << 60);
@@ -175,8 +175,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, EveryStore, ::testing::Values(BackupKind::kRam, 
                          name_of);
 
 TEST(StoreOf, WhatIsNoStoreIsAnInvalidArgument) {
-  EXPECT_THROW(store_of(BackupKind::kNone), InvalidArgument);
-  EXPECT_THROW(store_of(static_cast<BackupKind>(77)), InvalidArgument);
+  EXPECT_THROW(require_store(BackupKind::kNone), InvalidArgument);
+  EXPECT_THROW(require_store(static_cast<BackupKind>(77)), InvalidArgument);
 }
 
 }  // namespace

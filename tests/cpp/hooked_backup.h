@@ -13,7 +13,7 @@ class HookedBackup : public Backup {
  public:
   using Hook = std::function<void()>;
   HookedBackup(size_t size_bytes, Hook before_write, Hook before_read)
-      : inner_(store_of(BackupKind::kRam).open(size_bytes)),
+      : inner_(open_backup(BackupKind::kRam, size_bytes)),
         before_write_(std::move(before_write)),
         before_read_(std::move(before_read)) {}
 

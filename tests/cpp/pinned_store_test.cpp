@@ -13,7 +13,7 @@
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"
-#include "store/staging.h"
+#include "store/host_memory.h"
 #include "store/store.h"
 #include "vmm/deferred_undos.h"
 
@@ -26,7 +26,7 @@ constexpr int kNotSupported = 801;
 class PinnedStoreTest : public CoreTest {
  protected:
   PinnedStoreTest() : scope_(0) {}
-  static std::unique_ptr<Backup> open() { return store_of(BackupKind::kPinned).open(kChunk); }
+  static std::unique_ptr<Backup> open() { return open_backup(BackupKind::kPinned, kChunk); }
   static uint64_t pinned_count() { return Live::now().registered_ranges; }
   static bool is_mapped(const std::byte* bytes) {
     return ::msync(const_cast<std::byte*>(bytes), kChunk, MS_ASYNC) == 0 || errno != ENOMEM;
@@ -72,7 +72,7 @@ TEST_F(PinnedStoreTest, WhatTheDeviceMayStillWriteIntoIsNeverGivenBack) {
 }
 
 TEST_F(PinnedStoreTest, ABackupInRamThatIsPinnedKeepsItsPages) {
-  const auto backup = store_of(BackupKind::kRam).open(kChunk);
+  const auto backup = open_backup(BackupKind::kRam, kChunk);
   const std::vector<std::byte> bytes(kChunk, std::byte{5});
   backup->write(0, bytes.data(), kChunk);
   ASSERT_TRUE(backup->try_pin());
@@ -176,7 +176,7 @@ TEST(PinnedStoreWithoutRegistration, IsAStoreErrorThatNamesTheOtherStore) {
       sim().hide_function(missing);
       use_driver("sim");
       try {
-        store_of(BackupKind::kPinned).open(kChunk)->seal();
+        open_backup(BackupKind::kPinned, kChunk)->seal();
       } catch (const StoreError& error) {
         std::fputs(error.what(), stderr);
         std::_Exit(0);
@@ -193,9 +193,9 @@ TEST(PinnedStoreWithoutRegistration, RingsAreOfTheDriverAndBackupsInRamStayPlain
     sim().hide_function("cuMemHostRegister");
     use_driver("sim");
     const ContextScope scope(0);
-    const auto ring = Staging::pin(kChunk, 1);
+    const auto ring = HostMemory::pin(kChunk, 1);
     ring->bytes()[kChunk - 1] = std::byte{1};
-    const auto backup = store_of(BackupKind::kRam).open(kChunk);
+    const auto backup = open_backup(BackupKind::kRam, kChunk);
     backup->populate(0, kChunk);
     const bool is_plain = !backup->try_pin() && backup->direct() == nullptr;
     std::_Exit(is_plain && Live::now().pinned_blocks == 1 ? 0 : 1);

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "store/anonymous_memory.h"
+#include "store/host_memory.h"
 #include "store/populate.h"
 
 namespace ebbtide {
@@ -28,42 +28,42 @@ size_t resident_pages(const std::byte* bytes, size_t size_bytes) {
 }
 
 // Small pages, so that each is counted.
-AnonymousMemory small_pages(size_t size_bytes) {
-  AnonymousMemory memory = AnonymousMemory::map(size_bytes);
-  ::madvise(memory.bytes(), size_bytes, MADV_NOHUGEPAGE);
+std::unique_ptr<HostMemory> small_pages(size_t size_bytes) {
+  auto memory = HostMemory::map(size_bytes);
+  ::madvise(memory->bytes(), size_bytes, MADV_NOHUGEPAGE);
   return memory;
 }
 
-TEST(AnonymousMemoryTest, PopulatingTakesTheRangeAndNoMore) {
-  const AnonymousMemory memory = small_pages(64 * kPage);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.bytes()) % (2 * kMiB), 0u);
-  EXPECT_EQ(resident_pages(memory.bytes(), 64 * kPage), 0u);
-  memory.bytes()[9 * kPage] = std::byte{7};
-  memory.populate(8 * kPage, 10 * kPage);
-  EXPECT_EQ(resident_pages(memory.bytes(), 64 * kPage), 10u);
-  EXPECT_EQ(memory.bytes()[9 * kPage], std::byte{7});
-  memory.discard(8 * kPage, 10 * kPage);
-  EXPECT_EQ(resident_pages(memory.bytes(), 64 * kPage), 0u);
-  EXPECT_EQ(memory.bytes()[9 * kPage], std::byte{0});
+TEST(HostMemoryTest, PopulatingTakesTheRangeAndNoMore) {
+  const auto memory = small_pages(64 * kPage);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory->bytes()) % (2 * kMiB), 0u);
+  EXPECT_EQ(resident_pages(memory->bytes(), 64 * kPage), 0u);
+  memory->bytes()[9 * kPage] = std::byte{7};
+  memory->populate(8 * kPage, 10 * kPage);
+  EXPECT_EQ(resident_pages(memory->bytes(), 64 * kPage), 10u);
+  EXPECT_EQ(memory->bytes()[9 * kPage], std::byte{7});
+  memory->discard(8 * kPage, 10 * kPage);
+  EXPECT_EQ(resident_pages(memory->bytes(), 64 * kPage), 0u);
+  EXPECT_EQ(memory->bytes()[9 * kPage], std::byte{0});
 }
 
 // The system's own call refuses such a range. Before Linux 5.14 it refuses all of them.
-TEST(AnonymousMemoryTest, WhereTheSystemCantPopulateEachPageIsTouched) {
-  const AnonymousMemory memory = small_pages(64 * kPage);
-  memory.bytes()[4 * kPage - 1] = std::byte{7};
-  memory.bytes()[4 * kPage] = std::byte{8};
-  memory.populate(4 * kPage - 1, 3 * kPage + 2);
-  EXPECT_EQ(resident_pages(memory.bytes(), 64 * kPage), 5u);
-  EXPECT_EQ(resident_pages(memory.bytes() + 3 * kPage, 5 * kPage), 5u);
-  EXPECT_EQ(memory.bytes()[4 * kPage - 1], std::byte{7});
-  EXPECT_EQ(memory.bytes()[4 * kPage], std::byte{8});
+TEST(HostMemoryTest, WhereTheSystemCantPopulateEachPageIsTouched) {
+  const auto memory = small_pages(64 * kPage);
+  memory->bytes()[4 * kPage - 1] = std::byte{7};
+  memory->bytes()[4 * kPage] = std::byte{8};
+  memory->populate(4 * kPage - 1, 3 * kPage + 2);
+  EXPECT_EQ(resident_pages(memory->bytes(), 64 * kPage), 5u);
+  EXPECT_EQ(resident_pages(memory->bytes() + 3 * kPage, 5 * kPage), 5u);
+  EXPECT_EQ(memory->bytes()[4 * kPage - 1], std::byte{7});
+  EXPECT_EQ(memory->bytes()[4 * kPage], std::byte{8});
 }
 
-TEST(AnonymousMemoryTest, WhatTheSystemDoesNotGiveIsAStoreError) {
-  const AnonymousMemory memory = small_pages(64 * kPage);
-  ASSERT_EQ(::munmap(memory.bytes() + 5 * kPage, kPage), 0);
+TEST(HostMemoryTest, WhatTheSystemDoesNotGiveIsAStoreError) {
+  const auto memory = small_pages(64 * kPage);
+  ASSERT_EQ(::munmap(memory->bytes() + 5 * kPage, kPage), 0);
   try {
-    memory.populate(0, 32 * kPage);
+    memory->populate(0, 32 * kPage);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const StoreError& error) {
     EXPECT_EQ(error.shortage.requested_bytes, 32 * kPage);
@@ -71,25 +71,12 @@ TEST(AnonymousMemoryTest, WhatTheSystemDoesNotGiveIsAStoreError) {
   }
 }
 
-TEST(AnonymousMemoryTest, AMovedOrReleasedOwnerUnmapsNothing) {
-  AnonymousMemory memory = AnonymousMemory::map(kPage);
-  std::byte* const bytes = memory.bytes();
-  {
-    AnonymousMemory other = std::move(memory);
-    const AnonymousMemory::Range range = other.release();
-    ASSERT_LE(static_cast<std::byte*>(range.mapping), bytes);
-    ASSERT_GE(static_cast<std::byte*>(range.mapping) + range.mapping_bytes, bytes + kPage);
-    EXPECT_EQ(::munmap(range.mapping, range.mapping_bytes), 0);
-  }
-  EXPECT_EQ(memory.bytes(), nullptr);  // NOLINT(bugprone-use-after-move): what a moved-from owner is
-}
-
-TEST(AnonymousMemoryTest, ThreadsPopulateAllOfIt) {
+TEST(HostMemoryTest, ThreadsPopulateAllOfIt) {
   for (const int threads : {1, 3}) {
     const size_t size_bytes = 3 * 64 * kMiB + 5 * kPage;
-    const AnonymousMemory memory = small_pages(size_bytes);
-    populate(memory, threads);
-    EXPECT_EQ(resident_pages(memory.bytes(), size_bytes), size_bytes / kPage);
+    const auto memory = small_pages(size_bytes);
+    memory->populate(threads);
+    EXPECT_EQ(resident_pages(memory->bytes(), size_bytes), size_bytes / kPage);
   }
 }
 
@@ -135,9 +122,9 @@ class ListedBackup final : public Backup {
 class PopulateAll : public ::testing::TestWithParam<int> {
  protected:
   void run(int threads) {
-    std::vector<Backup*> pointers;
-    for (ListedBackup& backup : backups) pointers.push_back(&backup);
-    populate_all(pointers, sizes, threads);
+    std::vector<std::pair<Backup*, size_t>> all;
+    for (size_t index = 0; index < backups.size(); ++index) all.emplace_back(&backups[index], sizes[index]);
+    populate_all(all, threads);
   }
   std::vector<ListedBackup> backups{4};
   const std::vector<size_t> sizes = {100 * kMiB, 0, 5000, 32 * kMiB};
@@ -170,16 +157,14 @@ TEST_P(PopulateAll, ABackupThatCantBeSealedEndsItThere) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, PopulateAll, ::testing::Values(0, 1, 2, 8, 100));
 
-TEST(PopulateAllTest, NothingIsDoneAtOnce) { populate_all({}, {}, 8); }
+TEST(PopulateAllTest, NothingIsDoneAtOnce) { populate_all({}, 8); }
 
 TEST(PopulateAllTest, AStoresOwnErrorArrivesFromAnyThread) {
   for (const int threads : {1, 3}) {
-    const auto good = store_of(BackupKind::kRam).open(64 * kMiB);
-    const auto bad = store_of(BackupKind::kRam).open(kMiB);
+    const auto good = open_backup(BackupKind::kRam, 64 * kMiB);
+    const auto bad = open_backup(BackupKind::kRam, kMiB);
     ASSERT_EQ(::munmap(const_cast<std::byte*>(bad->view()) + 5 * kPage, kPage), 0);
-    const std::vector<Backup*> backups = {good.get(), bad.get()};
-    const std::vector<size_t> sizes = {64 * kMiB, kMiB};
-    EXPECT_THROW(populate_all(backups, sizes, threads), StoreError);
+    EXPECT_THROW(populate_all({{good.get(), 64 * kMiB}, {bad.get(), kMiB}}, threads), StoreError);
   }
 }
 

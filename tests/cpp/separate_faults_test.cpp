@@ -16,11 +16,7 @@ class SeparateFaults : public MovesFaults {
   }
   void separate() { run_at(OperationKind::kSeparate, {}, named()); }
   std::vector<CUdeviceptr> named() { return {items_[0].address}; }
-  // As a trim through the public interface does it.
-  void separate_and_trim() {
-    if (core().registry.is_any_shared(named())) separate();
-    run_at(OperationKind::kTrim, {}, named());
-  }
+  void trim() { run_at(OperationKind::kTrim, {}, named()); }
   size_t handle_count() {
     std::set<const Backing*> handles;
     for (const Item& item : items_) {
@@ -44,10 +40,10 @@ class SeparateFaults : public MovesFaults {
         .items = items,
         .prepare = [this] { come_back(); },
         .act = act,
-        .finishes = {[this] { separate(); }, [this] { resume(); }, [this] { pause(); }, [this] { separate_and_trim(); },
+        .finishes = {[this] { separate(); }, [this] { resume(); }, [this] { pause(); }, [this] { trim(); },
                      [this] {
                        resume();
-                       separate_and_trim();
+                       trim();
                      },
                      [this] { pause({}, BackupKind::kNone); }, [this] { claim(OperationKind::kPrepare)->commit(); }},
         .trimmed = [this] { return named(); }};
@@ -70,7 +66,7 @@ TEST_F(SeparateFaults, Invariant3_SeparationsOfSeveralHandles) {
 }
 
 TEST_F(SeparateFaults, Invariant3_TrimsThatSeparateFirst) {
-  sweep_separation({{"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}}, [&] { separate_and_trim(); });
+  sweep_separation({{"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}}, [&] { trim(); });
 }
 
 // A driver that never has memory again, and one that has some the next time.

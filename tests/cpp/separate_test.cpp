@@ -225,7 +225,9 @@ TEST_F(SeparateTest, Invariant2_WhatTheDriverHasNoMemoryForGoesOnSharing) {
     if (k > 2) expect_only_small_is_separated();
     expect_whole(small_);
     expect_whole(large_);
+    sim().fail("cuMemCreate", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);  // a trim separates what it needs
     EXPECT_EQ(trim_both().totals().bytes, k <= 2 ? 0 : kChunk);
+    sim().clear_failures();
     free_all(small_);
     free_all(large_);
     expect_device_bytes(0);

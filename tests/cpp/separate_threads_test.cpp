@@ -1,7 +1,11 @@
 // The separation of shared handles, beside frees of other threads, and with the peers of the device.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
+#include <thread>
 
 #include "core/operation/pending.h"
 #include "peers_world.h"
@@ -65,6 +69,55 @@ TEST_F(SeparateThreadsTest, Invariant12_AllThatShareMayBeFreedInTheMiddle) {
   EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
   EXPECT_EQ(Live::now().reservations, 0u);
   expect_no_leak();
+}
+
+// A pause and a resume of the whole tag would put them behind one handle again.
+TEST_F(SeparateThreadsTest, NoOtherOperationComesBetweenTheSeparationAndThePause) {
+  start();
+  OperationRequest request;
+  request.tags = {{"w"}, {parts_[0]}, false};
+  std::unique_ptr<Operation> claimed;
+  Slow separating("cuMemcpyDtoDAsync", kStand,
+                  [&] { claimed = Operation::claim(core(), OperationKind::kPause, request); });
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    pause();
+    resume();
+    is_over = true;
+  });
+  separating.join();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(is_over);
+  EXPECT_EQ(Live::now().handles, 4u);
+  EXPECT_EQ(claimed->commit().front().totals().bytes, kChunk);
+  claimed.reset();
+  other.join();
+  EXPECT_EQ(Live::now().handles, 1u);
+  for (uint64_t index = 0; index < parts_.size(); ++index) EXPECT_TRUE(holds(parts_[index], kChunk, index));
+}
+
+// The operation holds them twice: as those that leave, and as those that share.
+TEST_F(SeparateThreadsTest, Invariant12_WhatIsFreedWhileAPauseSeparatesGoesWhenItEnds) {
+  start();
+  OperationRequest request;
+  request.tags = {{"w"}, {parts_[0], parts_[1]}, false};
+  std::unique_ptr<Operation> claimed;
+  {
+    Slow slow("cuMemcpyDtoDAsync", kStand, [&] { claimed = Operation::claim(core(), OperationKind::kPause, request); });
+    deallocate(core(), parts_[0]);
+    deallocate(core(), parts_[2]);
+    EXPECT_TRUE(slow.is_running());
+  }
+  claimed->commit();
+  claimed.reset();
+  EXPECT_EQ(core().registry.allocation_count(), 2u);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), kChunk);
+  EXPECT_TRUE(holds(parts_[3], kChunk, 3));
+  resume();
+  EXPECT_TRUE(holds(parts_[1], kChunk, 1));
+  for (const uint64_t index : {1, 3}) deallocate(core(), parts_[index]);
+  EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
+  EXPECT_EQ(Live::now().reservations, 0u);
 }
 
 // While bytes are on their way to the device, nothing is freed on it. The shared memory is released when they have

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/move/relocations.h"
 #include "core_fixture.h"
 
 // Adjacent allocations, which come back behind one handle.
@@ -50,7 +51,15 @@ class SharedTest : public CoreTest {
   Report trim(const std::vector<CUdeviceptr>& addresses, const std::vector<std::string>& tags = {"w"}) {
     return run_at(OperationKind::kTrim, tags, addresses);
   }
-  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) { return core().registry.is_any_shared(addresses); }
+  // Also those that no allocation begins at.
+  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) {
+    Allocations allocations;
+    for (const CUdeviceptr address : addresses) {
+      auto found = core().registry.find(address);
+      if (found != nullptr && found->address() == address) allocations.push_back(std::move(found));
+    }
+    return ebbtide::is_any_shared(allocations);
+  }
   std::vector<Report> swap(const std::vector<std::string>& leaving, const std::vector<std::string>& returning) {
     OperationRequest request;
     request.tags.names = leaving;

@@ -149,8 +149,9 @@ TEST_F(SharedFreesTest, Invariant3_ASharedMappingThatCouldNotBeUndoneKeepsTheAdd
   expect_no_leak();
 }
 
-TEST_F(SharedFreesTest, ATrimOfOneThatSharesTakesNothing) {
+TEST_F(SharedFreesTest, ATrimOfOneThatSharesTakesNothingWithoutRoom) {
   start();
+  core().budgets.device.set_limit(core().budgets.device.held_bytes(0));  // no room to separate them
   const Live before = Live::now();
   const Report report = run_at(OperationKind::kTrim, {"w"}, {parts_[1]});
   EXPECT_EQ(report.totals().bytes, 0u);
@@ -167,6 +168,7 @@ TEST_F(SharedFreesTest, ATrimOfOneThatSharesTakesNothing) {
 TEST_F(SharedFreesTest, ATrimTakesThoseThatStandAloneAndLeavesTheOthers) {
   start();
   const auto alone = make("w", 1);
+  core().budgets.device.set_limit(core().budgets.device.held_bytes(0));  // no room to separate them
   EXPECT_EQ(run_at(OperationKind::kTrim, {"w"}, {parts_[0], parts_[1], alone[0]}).totals().bytes, kChunk);
   expect_device_bytes(3 * kChunk);
   EXPECT_TRUE(is_trimmed(alone[0]));
@@ -213,12 +215,14 @@ TEST_F(SharedFreesTest, Invariant3_APauseOfOneThatSharesSaysWhatToDoAndChangesNo
     core().engines.trim();
     const Live before = Live::now();
     const uint64_t host_bytes = core().budgets.host.held_bytes();
+    core().budgets.device.set_limit(core().budgets.device.held_bytes(0));  // no room to separate them
     try {
       run_at(OperationKind::kPause, {"w"}, {alone[0], parts[0]});
       ADD_FAILURE() << "nothing was thrown";
     } catch (const StateError& error) {
       EXPECT_NE(std::string(error.what()).find("pause the tag"), std::string::npos) << error.what();
     }
+    core().budgets.device.set_limit(kUnlimited);
     EXPECT_EQ(Live::now(), before);
     EXPECT_EQ(core().budgets.host.held_bytes(), host_bytes);
     EXPECT_FALSE(is_partial("w"));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -33,6 +34,12 @@ class DiskDirectory {
 
  private:
   std::string path_;
+};
+
+// Opens disk backups through these calls.
+struct DiskStore {
+  const FileCalls& calls = kSystemFileCalls;
+  std::unique_ptr<Backup> open(size_t size_bytes) const { return open_disk_backup(size_bytes, calls); }
 };
 
 inline std::vector<std::byte> random_bytes(size_t size_bytes, uint64_t seed) {

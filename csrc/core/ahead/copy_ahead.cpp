@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "core/transfer/copy_run.h"
 #include "driver/device_kernels.h"
 
 namespace ebbtide {
@@ -42,13 +43,13 @@ void CopyAhead::Window::add_to_whole(const Allocation& allocation) {
 }
 
 CopyAhead::CopyAhead(Core& core, const OperationRequest& request)
-    : Move(core), request_(request), window_(std::make_shared<Window>()) {}
+    : Move(core, request, OperationKind::kPrepare), window_(std::make_shared<Window>()) {}
 
 // Only as many allocations as the step looks at: a free of any other one need not wait for its end.
 TagClaim CopyAhead::claim() const {
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns =
-              [window = window_, begin = request_.ahead->next_sequence,
+              [window = window_, begin = request().ahead->next_sequence,
                is_first_step = is_first_step()](const Allocation& allocation) {
                 if (allocation.sequence < begin || (window->is_full && !is_first_step)) return false;
                 if (allocation.policy.backup == BackupKind::kNone || allocation.is_away()) return false;
@@ -67,7 +68,9 @@ TagClaim CopyAhead::claim() const {
           .is_ahead_step = true};
 }
 
-bool CopyAhead::is_first_step() const { return request_.ahead->next_sequence == 0 && request_.ahead->next_offset == 0; }
+bool CopyAhead::is_first_step() const {
+  return request().ahead->next_sequence == 0 && request().ahead->next_offset == 0;
+}
 
 // False where nothing that is copied now would spare a pause anything: then this says why, and where to go on.
 bool CopyAhead::is_of_use(const Allocations& allocations) {
@@ -85,7 +88,7 @@ bool CopyAhead::is_of_use(const Allocations& allocations) {
 }
 
 void CopyAhead::prepare(const Allocations& allocations) {
-  reached_ = *request_.ahead;
+  reached_ = *request().ahead;
   left_bytes_ = reached_.step_bytes;
   if (!is_of_use(allocations)) return;
   for (const auto& allocation : allocations) add_row(*allocation);
@@ -93,7 +96,9 @@ void CopyAhead::prepare(const Allocations& allocations) {
     if (!add(allocation)) break;
   }
   if (parts_.empty()) return;
-  charge_host_memory();
+  std::vector<BackupUse*> uses;
+  for (BackupUse& use : uses_) uses.push_back(&use);
+  charge_backups(core(), uses, "what is copied ahead of a pause of ", true);
   borrow_engine();
 }
 
@@ -108,18 +113,15 @@ bool CopyAhead::add(const std::shared_ptr<Allocation>& allocation) {
   const BackupKind kind = allocation->policy.backup;
   const bool is_usable = stored == nullptr || (!stored->is_looked_at() && stored->kind == kind);
   if (is_usable) {
-    Copied& copied = copied_.emplace_back();
-    copied.allocation = allocation;
-    copied.is_unused = unused_blocks(core(), request_, *allocation);
-    copied.was_there = stored != nullptr;
-    if (stored == nullptr) {
-      stored = open_backup(core(), kind, *allocation);
-      stored->is_spare = true;
+    BackupUse& use = uses_.emplace_back(BackupUse{allocation, unused_blocks(core(), request(), *allocation), stored});
+    use.had_backup = use.is_attached = stored != nullptr;
+    if (!use.had_backup) {
+      open_backup(core(), kind, use);
+      use.stored->is_spare = true;
     }
-    copied.stored = std::move(stored);
     for (const Chunk& chunk : allocation->chunks) {
       if (!chunk.is_resident() || !chunk.is_on_device()) continue;
-      if (!add_blocks(copied, chunk)) return false;
+      if (!add_blocks(use, chunk)) return false;
     }
   }
   reached_.next_sequence = allocation->sequence + 1;
@@ -128,21 +130,23 @@ bool CopyAhead::add(const std::shared_ptr<Allocation>& allocation) {
 }
 
 // False where the step ends in the chunk.
-bool CopyAhead::add_blocks(Copied& copied, const Chunk& chunk) {
-  const uint64_t sequence = copied.allocation->sequence;
+bool CopyAhead::add_blocks(BackupUse& use, const Chunk& chunk) {
+  const uint64_t sequence = use.allocation->sequence;
   const size_t begin =
-      sequence == request_.ahead->next_sequence ? request_.ahead->next_offset / kernels::kBlockBytes : 0;
+      sequence == request().ahead->next_sequence ? request().ahead->next_offset / kernels::kBlockBytes : 0;
   const size_t first = std::max(chunk.first_block(), begin);
   if (first >= chunk.end_block()) return true;
   size_t end = first;
   while (end < chunk.end_block() && fresh_bytes_ < left_bytes_ &&
          (scanned_blocks_ + end - first) * kernels::kBlockBytes < kMostLookedAtBytes) {
-    const bool is_fresh = !copied.stored->blocks[end].has_digest && !copied.is_unused[end];
+    const bool is_fresh = !use.stored->blocks[end].has_digest && !use.is_unused[end];
     fresh_bytes_ += is_fresh ? kernels::kBlockBytes : 0;
     ++end;
   }
   if (end > first) {
-    Part& part = parts_.emplace_back(Part{&copied, &chunk, first, end - first, scanned_blocks_});
+    reclaim_backup(use, chunk);
+    use.add_need(first, end);
+    Part& part = parts_.emplace_back(Part{&use, &chunk, first, end - first, scanned_blocks_});
     part.digests.resize(chunk.block_count());
     scanned_blocks_ += part.block_count;
   }
@@ -153,39 +157,11 @@ bool CopyAhead::add_blocks(Copied& copied, const Chunk& chunk) {
   return false;
 }
 
-void CopyAhead::charge_host_memory() {
-  std::vector<std::shared_ptr<BackupRecord>> pinned;
-  uint64_t whole_bytes = 0;
-  for (const Copied& copied : copied_) {
-    if (copied.was_there || copied.stored->kind != BackupKind::kPinned) continue;
-    pinned.push_back(copied.stored);
-    whole_bytes += copied.stored->size_bytes();
-  }
-  std::map<Copied*, uint64_t> fresh_bytes;
-  uint64_t bytes = 0;
-  for (const Part& part : parts_) {
-    if (part.copied->stored->kind != BackupKind::kRam) continue;
-    for (size_t block = part.first_block; block < part.first_block + part.block_count; ++block) {
-      const bool is_needed = !part.copied->stored->blocks[block].is_touched && !part.copied->is_unused[block];
-      const uint64_t needed = is_needed ? kernels::kBlockBytes : 0;
-      fresh_bytes[part.copied] += needed;
-      bytes += needed;
-    }
-  }
-  if (bytes + whole_bytes > 0) {
-    const Tag& tag = *copied_.front().allocation->tag;
-    HostCharge charge = core().budgets.host.charge_spare(
-        bytes + whole_bytes, "what is copied ahead of a pause of '" + tag.name + "'", &BackupHolders(core()).of(tag));
-    for (const auto& stored : pinned) stored->charge = charge.split_promised(stored->size_bytes());
-    for (auto& [copied, needed] : fresh_bytes) copied->charge = charge.split_promised(needed);
-  }
-  if (!pinned.empty()) populate_backups(pinned, copied_.front().allocation->device);
-}
-
 void CopyAhead::borrow_engine() {
-  const int device = copied_.front().allocation->device;
+  const int device = uses_.front().allocation->device;
+  add_device(device);
   const auto has_kind = [&](BackupKind kind) {
-    return std::any_of(copied_.begin(), copied_.end(), [&](const Copied& each) { return each.stored->kind == kind; });
+    return std::any_of(uses_.begin(), uses_.end(), [&](const BackupUse& use) { return use.stored->kind == kind; });
   };
   const uint64_t staged_bytes = has_kind(BackupKind::kRam) || has_kind(BackupKind::kDisk) ? left_bytes_ : 0;
   policy::CopyNeed need = copy_need(staged_bytes, has_kind(BackupKind::kRam) ? staged_bytes : 0);
@@ -200,7 +176,7 @@ void CopyAhead::borrow_engine() {
   scan_ = BlockScan::create(*engine_, scanned_blocks_, core().digest_seed, all_blocks);
   if (scan_ == nullptr) return;
   for (const Part& part : parts_) {
-    scan_->add(part.copied->allocation->address() + part.first_block * kernels::kBlockBytes,
+    scan_->add(part.use->allocation->address() + part.first_block * kernels::kBlockBytes,
                part.block_count * kernels::kBlockBytes);
   }
 }
@@ -215,32 +191,33 @@ uint64_t CopyAhead::ring_of_pause(int device) const {
   return policy::wanted_ring_bytes(need);
 }
 
-std::vector<int> CopyAhead::devices() const {
-  return engine_ != nullptr ? std::vector<int>{copied_.front().allocation->device} : std::vector<int>{};
-}
-
 void CopyAhead::run_device(int /*device*/) {
   if (scan_ != nullptr) scan_->launch();
-  std::optional<Copy> copy;
-  std::vector<Part*> submitted;
+  CopyRun<Part> run(engine_.get(), CopyDirection::kToStore, [&](Part& part) { land(part); });
   for (Part& part : parts_) {
     const bool may_go_on = choose(part);
-    if (!part.ranges.empty()) submit(part, copy, submitted);
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(*submitted[*job]);
+    if (!part.ranges.empty()) {
+      run.submit(part, {.device_address = part.use->allocation->address() + part.chunk->offset,
+                        .backup = part.use->stored->backup.get(),
+                        .offset = part.chunk->offset,
+                        .ranges = part.ranges,
+                        .digests = part.digests.data(),
+                        .seed = core().digest_seed});
+    }
     if (!may_go_on) break;
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) land(*submitted[*job]);
+  run.finish();
 }
 
 // Which of its blocks to copy. False where the step has copied as much as it may: the next one goes on there.
 bool CopyAhead::choose(Part& part) {
   const SkipRules& skip = core().rules.skip;
-  ReportRow& entry = row(*part.copied->allocation);
+  ReportRow& entry = row(*part.use->allocation);
   for (size_t index = 0; index < part.block_count; ++index) {
     const size_t block = part.first_block + index;
-    StoredBlock& stored = part.copied->stored->blocks[block];
+    StoredBlock& stored = part.use->stored->blocks[block];
     const kernels::BlockReport* const report = scan_ == nullptr ? nullptr : &scan_->report(part.first_scanned + index);
-    if (part.copied->is_unused[block]) {
+    if (part.use->is_unused[block]) {
       entry.unused += kernels::kBlockBytes;
     } else if (report != nullptr && report->is_constant != 0 && skip.constant.load()) {
       entry.constant += kernels::kBlockBytes;
@@ -248,7 +225,7 @@ bool CopyAhead::choose(Part& part) {
       entry.clean += kernels::kBlockBytes;
       entry.bytes += kernels::kBlockBytes;
     } else if (left_bytes_ == 0) {
-      reached_.next_sequence = part.copied->allocation->sequence;
+      reached_.next_sequence = part.use->allocation->sequence;
       reached_.next_offset = block * kernels::kBlockBytes;
       window_->is_full = true;
       return false;
@@ -261,71 +238,41 @@ bool CopyAhead::choose(Part& part) {
   return true;
 }
 
-void CopyAhead::submit(Part& part, std::optional<Copy>& copy, std::vector<Part*>& submitted) {
-  BackupRecord& stored = *part.copied->stored;
-  Backup* const backup = stored.backup.get();
-  for (const CopyRange& range : part.ranges) {
-    const size_t offset = part.chunk->offset + range.offset;
-    const auto first = stored.blocks.begin() + static_cast<ptrdiff_t>(offset / kernels::kBlockBytes);
-    const auto end = first + static_cast<ptrdiff_t>(range.size_bytes / kernels::kBlockBytes);
-    // What an earlier failure gave back.
-    const bool is_missing = std::any_of(first, end, [](const StoredBlock& block) { return !block.is_touched; });
-    if (part.copied->was_there && is_missing) backup->reclaim(offset, range.size_bytes);
-  }
-  if (!copy) copy.emplace(engine_->engine(), CopyDirection::kToStore, engine_->cut());
-  submitted.push_back(&part);
-  copy->submit({.device_address = part.copied->allocation->address() + part.chunk->offset,
-                .backup = backup,
-                .offset = part.chunk->offset,
-                .ranges = part.ranges,
-                .digests = part.digests.data(),
-                .seed = core().digest_seed});
-}
-
 void CopyAhead::land(Part& part) {
-  Copied& copied = *part.copied;
-  part.has_landed = copied.has_landed_any = true;
+  BackupUse& use = *part.use;
+  part.has_landed = true;
+  attach_backup(core(), use);
   for (const CopyRange& range : part.ranges) {
     const size_t first = range.offset / kernels::kBlockBytes;
     const size_t count = range.size_bytes / kernels::kBlockBytes;
     for (size_t index = first; index < first + count; ++index) {
-      StoredBlock& stored = copied.stored->blocks[part.chunk->first_block() + index];
+      StoredBlock& stored = use.stored->blocks[part.chunk->first_block() + index];
       stored.digest = part.digests[index];
       stored.has_digest = true;
     }
-    touch_blocks(*copied.stored, copied.charge, part.chunk->first_block() + first, count);
-    row(*copied.allocation).copied += range.size_bytes;
-    row(*copied.allocation).bytes += range.size_bytes;
+    touch_blocks(*use.stored, use.charge, part.chunk->first_block() + first, count);
+    row(*use.allocation).copied += range.size_bytes;
+    row(*use.allocation).bytes += range.size_bytes;
   }
 }
 
 void CopyAhead::run_last() {
   // A pinned backup has taken its memory, whether anything was copied or not.
-  for (Copied& copied : copied_) copied.has_landed_any |= copied.stored->kind == BackupKind::kPinned;
+  for (BackupUse& use : uses_) {
+    if (use.stored->kind == BackupKind::kPinned) attach_backup(core(), use);
+  }
   reached_.is_over |= !window_->is_full;
-  *request_.ahead = reached_;
+  *request().ahead = reached_;
 }
 
-// After a failure: pages of what did not land go back.
 void CopyAhead::settle() noexcept {
   scan_.reset();
   engine_.reset();
   for (const Part& part : parts_) {
-    const bool is_lost = !part.copied->was_there && !part.copied->has_landed_any;
-    if (part.has_landed || is_lost) continue;
-    for (const CopyRange& range : part.ranges) {
-      const size_t first = part.chunk->first_block() + range.offset / kernels::kBlockBytes;
-      for (size_t block = first; block < first + range.size_bytes / kernels::kBlockBytes; ++block) {
-        if (!part.copied->stored->blocks[block].is_touched)
-          part.copied->stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
-      }
-    }
+    if (!part.has_landed && !part.ranges.empty() && part.use->is_attached) discard_untouched(*part.use);
   }
   parts_.clear();
-  for (Copied& copied : copied_) {
-    if (!copied.was_there && copied.has_landed_any) core().registry.set_backup(*copied.allocation, copied.stored);
-  }
-  copied_.clear();
+  uses_.clear();
 }
 
 void CopyAhead::count(Counters& counters, const ReportRow& total) const { counters.bytes_to_host += total.copied; }

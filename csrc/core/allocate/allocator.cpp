@@ -19,7 +19,7 @@ constexpr uint64_t kLargestAllocation = 1ULL << 46;
 thread_local FlushFirst flush_first;
 
 void check_request(const Policy& policy, uint64_t size_bytes) {
-  if (policy.backup != BackupKind::kNone) store_of(policy.backup);  // throws for kinds that have no store
+  if (policy.backup != BackupKind::kNone) require_store(policy.backup);
   if (size_bytes == 0) throw InvalidArgument("an allocation can't have 0 bytes");
   if (size_bytes > kLargestAllocation) {
     throw InvalidArgument(std::to_string(size_bytes) + " bytes are more than any device has: is the size negative?");
@@ -58,22 +58,19 @@ AllocationResult try_once(Core& core, const AllocationRequest& request, bool may
   return {address};
 }
 
-AllocationResult try_with_last_resort(Core& core, const AllocationRequest& request, bool may_spill,
-                                      bool may_give_back) {
+// Once more where memory was short and some could be given back. Out of memory is recorded, and says what else the
+// caller may do.
+AllocationResult try_and_record(Core& core, const AllocationRequest& request, bool may_spill, bool may_give_back) {
   LastResort last_resort(core, may_give_back);
   const auto attempt = [&] { return try_once(core, request, may_spill); };
   try {
-    AllocationResult result = retry_when_short(last_resort, attempt);
-    return result.must_flush() && last_resort.give_back(false) ? attempt() : result;
-  } catch (const DriverError& error) {
-    rethrow_shortage(error, core.budgets.device, request.device, request.size_bytes, "tag '" + request.tag.name + "'");
-  }
-}
-
-// The same. Out of memory is recorded, and says what else the caller may do.
-AllocationResult try_and_record(Core& core, const AllocationRequest& request, bool may_spill, bool may_give_back) {
-  try {
-    return try_with_last_resort(core, request, may_spill, may_give_back);
+    try {
+      const AllocationResult result = retry_when_short(last_resort, attempt);
+      return result.must_flush() && last_resort.give_back(false) ? attempt() : result;
+    } catch (const DriverError& error) {
+      rethrow_shortage(error, core.budgets.device, request.device, request.size_bytes,
+                       "tag '" + request.tag.name + "'");
+    }
   } catch (const OutOfMemory& error) {
     const OutOfMemory offered = with_offer(error, request.policy);
     record_out_of_memory(core, request, offered.what());

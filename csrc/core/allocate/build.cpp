@@ -6,18 +6,12 @@
 namespace ebbtide {
 namespace {
 
-Chunk& add_chunk(Allocation& allocation, size_t size_bytes) {
-  auto& chunks = allocation.chunks;
-  const size_t offset = chunks.empty() ? 0 : chunks.back().offset + chunks.back().size_bytes;
-  return chunks.emplace_back(chunks.size(), offset, size_bytes);
-}
-
 void add_device_chunks(Core& core, Allocation& allocation, DeviceCharge charge, const DeviceSet& peers) {
   if (charge.size_bytes() == 0) return;
   const int device = allocation.device;
   const bool has_backup = allocation.policy.backup != BackupKind::kNone;
   for (const uint64_t chunk_bytes : policy::cut_into_chunks(charge.size_bytes(), granularity(device), has_backup)) {
-    Chunk& chunk = add_chunk(allocation, chunk_bytes);
+    Chunk& chunk = allocation.add_chunk(chunk_bytes);
     Backing& backing = *chunk.backing;
     backing.charge = charge.split(chunk_bytes);
     backing.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
@@ -26,7 +20,7 @@ void add_device_chunks(Core& core, Allocation& allocation, DeviceCharge charge, 
 }
 
 void add_host_chunk(Core& core, Allocation& allocation, HostPool::Handle& handle, const DeviceSet& peers) {
-  Chunk& chunk = add_chunk(allocation, handle.memory.size_bytes());
+  Chunk& chunk = allocation.add_chunk(handle.memory.size_bytes());
   chunk.place.store(Place::kHost);
   chunk.home = Place::kHost;
   Backing& backing = *chunk.backing;

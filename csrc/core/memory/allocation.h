@@ -129,6 +129,11 @@ struct Allocation {
 
   CUdeviceptr address() const { return addresses->address(); }
   size_t size_bytes() const { return addresses->size_bytes(); }
+  // Behind the last one.
+  Chunk& add_chunk(size_t chunk_bytes) {
+    const size_t offset = chunks.empty() ? 0 : chunks.back().offset + chunks.back().size_bytes;
+    return chunks.emplace_back(chunks.size(), offset, chunk_bytes);
+  }
   size_t resident_bytes() const;
   size_t bytes_in(Place place) const;
   size_t device_bytes() const { return bytes_in(Place::kDevice); }

@@ -1,6 +1,7 @@
 #include "core/move/backups.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -11,36 +12,98 @@
 
 namespace ebbtide {
 
-std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const Allocation& allocation) {
-  const size_t size_bytes = allocation.size_bytes();
-  PinnedCharge pinned;
-  if (kind == BackupKind::kPinned) pinned = core.budgets.pinned.charge(size_bytes, "a pinned backup");
-  auto stored = std::make_shared<BackupRecord>(kind, store_of(kind).open(size_bytes), size_bytes);
-  stored->device = allocation.device;
-  stored->pinned = std::move(pinned);
-  return stored;
+void BackupUse::add_need(size_t first_block, size_t end_block) {
+  for (size_t block = first_block; block < end_block; ++block) {
+    if (!stored->blocks[block].is_touched && !is_unused[block]) needed_bytes += kernels::kBlockBytes;
+  }
 }
 
-HostHolder& BackupHolders::of(const Tag& tag) {
-  if (last_tag_ != &tag) {
-    last_ = &budget_.holder("backups of '" + tag.name + "'");
-    last_tag_ = &tag;
+void open_backup(Core& core, BackupKind kind, BackupUse& use) {
+  const size_t size_bytes = use.allocation->size_bytes();
+  PinnedCharge pinned;
+  if (kind == BackupKind::kPinned) pinned = core.budgets.pinned.charge(size_bytes, "a pinned backup");
+  auto stored = std::make_shared<BackupRecord>(kind, open_backup(kind, size_bytes), size_bytes);
+  stored->device = use.allocation->device;
+  stored->pinned = std::move(pinned);
+  use.stored = std::move(stored);
+}
+
+HostHolder& backup_holder(Core& core, const Tag& tag) {
+  return core.budgets.host.holder("backups of '" + tag.name + "'");
+}
+
+void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::string& purpose, bool is_spare) {
+  uint64_t bytes = 0;
+  std::string tags;
+  const Tag* last = nullptr;
+  std::vector<std::shared_ptr<BackupRecord>> pinned;
+  for (BackupUse* use : uses) {
+    // What is pinned is pinned whole, and a file takes none.
+    if (use->stored->kind != BackupKind::kRam) use->needed_bytes = 0;
+    if (use->stored->kind == BackupKind::kPinned && !use->had_backup) {
+      use->needed_bytes = use->stored->size_bytes();
+      pinned.push_back(use->stored);
+    }
+    if (use->needed_bytes == 0) continue;
+    bytes += use->needed_bytes;
+    const Tag* const tag = use->allocation->tag;
+    if (tag != last) tags += (last == nullptr ? "'" : ", '") + tag->name + "'";
+    last = tag;
   }
-  return *last_;
+  if (bytes == 0) return;
+  HostBudget& budget = core.budgets.host;
+  HostHolder& backups = budget.holder("backups");
+  HostCharge charge =
+      is_spare ? budget.charge_spare(bytes, purpose + tags, &backups) : budget.charge(bytes, purpose + tags, &backups);
+  HostHolder* holder = nullptr;
+  last = nullptr;
+  for (BackupUse* use : uses) {
+    if (use->needed_bytes == 0) continue;
+    if (std::exchange(last, use->allocation->tag) != use->allocation->tag) holder = &backup_holder(core, *last);
+    use->charge = charge.split_promised(use->needed_bytes);
+    use->charge.hold_for(*holder);
+    if (use->stored->kind == BackupKind::kPinned) use->stored->charge = std::move(use->charge);
+  }
+  if (!pinned.empty()) populate_backups(pinned, uses.front()->allocation->device);
+}
+
+void attach_backup(Core& core, BackupUse& use) {
+  if (use.is_attached) return;
+  core.registry.set_backup(*use.allocation, use.stored);
+  use.is_attached = true;
+}
+
+void reclaim_backup(const BackupUse& use, const Chunk& chunk) {
+  if (!use.had_backup) return;
+  const auto first = use.stored->blocks.begin() + static_cast<std::ptrdiff_t>(chunk.first_block());
+  const auto end = first + static_cast<std::ptrdiff_t>(chunk.block_count());
+  if (!std::all_of(first, end, std::mem_fn(&StoredBlock::is_touched)))
+    use.stored->backup->reclaim(chunk.offset, chunk.size_bytes);
+}
+
+void discard_untouched(const BackupUse& use) noexcept {
+  for (const Chunk& chunk : use.allocation->chunks) {
+    if (!chunk.is_on_device()) continue;
+    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
+      StoredBlock& stored = use.stored->blocks[block];
+      if (stored.is_touched) continue;
+      // With the pages goes what is known of them: else the next pause would take the block for clean.
+      stored.has_digest = false;
+      use.stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
+    }
+  }
 }
 
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device) {
   if (backups.empty()) return;
   const ContextScope scope(device);
-  std::vector<Backup*> opened;
-  std::vector<size_t> sizes;
+  std::vector<std::pair<Backup*, size_t>> opened;
   uint64_t bytes = 0;
   for (const auto& stored : backups) {
-    opened.push_back(stored->backup.get());
-    sizes.push_back(stored->size_bytes());
+    opened.emplace_back(stored->backup.get(), stored->size_bytes());
     bytes += stored->size_bytes();
   }
-  populate_all(opened, sizes, populate_threads(bytes));
+  populate_all(opened, populate_threads(bytes));
   for (const auto& stored : backups) {
     stored->charge.touch(stored->size_bytes());
     for (StoredBlock& block : stored->blocks) block.is_touched = true;
@@ -112,7 +175,7 @@ void KeptPinning::try_pin(BackupRecord& stored, const Tag& tag) noexcept {
     TakenPages pages(stored);
     if (policy::has_room_to_pin(stored.size_bytes(), others, ram)) {
       if (missing_bytes > 0) {
-        pages.take(core_.budgets.host.charge_spare(missing_bytes, "a small backup", &BackupHolders(core_).of(tag)));
+        pages.take(core_.budgets.host.charge_spare(missing_bytes, "a small backup", &backup_holder(core_, tag)));
       }
       if (stored.backup->try_pin()) {
         stored.pinned = std::move(pinned);

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/state/core.h"
@@ -11,13 +12,36 @@
 // Backups of allocations: opening them, and taking their memory.
 namespace ebbtide {
 
-// A new backup without content. No host memory is charged yet; a pinned one is charged to the pinned budget. Throws
-// StoreError.
-std::shared_ptr<BackupRecord> open_backup(Core& core, BackupKind kind, const Allocation& allocation);
+// An allocation and the backup that its blocks go to.
+struct BackupUse {
+  std::shared_ptr<Allocation> allocation;
+  std::vector<bool> is_unused = {};  // by block
+  // What the allocation has, or a new one that it gets with attach_backup().
+  std::shared_ptr<BackupRecord> stored = nullptr;
+  bool had_backup = false;
+  bool is_attached = false;
+  uint64_t needed_bytes = 0;  // of a backup in unpinned memory: that may be touched
+  HostCharge charge = {};     // for them
 
+  // Adds to needed_bytes what these blocks will touch.
+  void add_need(size_t first_block, size_t end_block);
+};
+
+// Opens a new backup without content. No host memory is charged yet; a pinned one is charged to the pinned budget.
+// Throws StoreError.
+void open_backup(Core& core, BackupKind kind, BackupUse& use);
+// Charges the host memory that all of them need, at once, so that an error names all of it, and takes the memory of new
+// pinned backups. purpose: "the backup of ", for that error. is_spare: as of HostBudget::charge_spare. Throws
+// StoreError.
+void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::string& purpose, bool is_spare = false);
 // Takes the memory of whole backups now, in several threads. Their charges have promised it. Pinned backups are pinned
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
+void attach_backup(Core& core, BackupUse& use);
+// Takes back what an earlier failure gave back of a backup that goes on. Throws StoreError.
+void reclaim_backup(const BackupUse& use, const Chunk& chunk);
+// After a failure: gives back the pages of what is still on the device and may have been copied already.
+void discard_untouched(const BackupUse& use) noexcept;
 
 // Pins backups in RAM that were kept, for one pause.
 class KeptPinning {
@@ -42,17 +66,7 @@ void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t
 // Adds the block at this offset to ranges, which are in order.
 void add_block(std::vector<CopyRange>& ranges, size_t offset);
 
-// Who holds the host memory of backups, by tag: "backups of 'weights'". The last one is remembered, since allocations
-// come tag by tag.
-class BackupHolders {
- public:
-  explicit BackupHolders(Core& core) : budget_(core.budgets.host) {}
-  HostHolder& of(const Tag& tag);
-
- private:
-  HostBudget& budget_;
-  const Tag* last_tag_ = nullptr;
-  HostHolder* last_ = nullptr;
-};
+// What the host memory of the tag's backups is held for: "backups of 'weights'".
+HostHolder& backup_holder(Core& core, const Tag& tag);
 
 }  // namespace ebbtide

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "core/move/report.h"
@@ -19,13 +21,13 @@ using Allocations = std::vector<std::shared_ptr<Allocation>>;
 // failed, and settle() in any case.
 class Move {
  public:
-  explicit Move(Core& core) : core_(core) {}
+  // request outlives it. kind: the one that its report names.
+  Move(Core& core, const OperationRequest& request, OperationKind kind) : core_(core), request_(request), kind_(kind) {}
   Move(const Move&) = delete;
   Move& operator=(const Move&) = delete;
   virtual ~Move() = default;
 
-  // The kind that its report names.
-  virtual OperationKind kind() const = 0;
+  OperationKind kind() const { return kind_; }
   virtual TagClaim claim() const = 0;
   // Of an allocation that it claims: whether its content moves, or only what an earlier failure left is put right.
   virtual bool moves_content(const Allocation& /*allocation*/) const { return true; }
@@ -33,8 +35,8 @@ class Move {
   virtual void prepare(const Allocations& allocations) = 0;
   // Whether kernels may still use the memory. Then the devices are synchronised before anything moves.
   virtual bool takes_memory_away() const = 0;
-  // The devices with something to move.
-  virtual std::vector<int> devices() const = 0;
+  // The devices with something to move, after prepare().
+  const std::set<int>& devices() const { return devices_; }
   // Moves everything on one device, whose context is current. Devices run side by side, each in its own thread.
   virtual void run_device(int device) = 0;
   // In the same thread, even if run_device() failed or could not begin.
@@ -46,17 +48,20 @@ class Move {
   // Once all has moved.
   virtual void count(Counters& /*counters*/, const ReportRow& /*total*/) const {}
 
-  // Whether it is an event of its own, also when it fails; else it is a part of something that is.
-  virtual bool is_event() const { return true; }
-
   // What a caller wants to know beside the numbers, or "".
-  virtual std::string note() const { return {}; }
+  const std::string& note() const { return note_; }
 
   const ReportRows& rows() const { return rows_; }
   bool has_released_any() const { return has_released_any_.load(); }
 
  protected:
   Core& core() { return core_; }
+  const OperationRequest& request() const { return request_; }
+  void add_device(int device) { devices_.insert(device); }
+  void add_note(int device, const std::string& text) {
+    note_ += (note_.empty() ? "device " : "; device ") + std::to_string(device) + ": " + text;
+  }
+  std::string note_;
   // In prepare() for every allocation, so that the threads of run_device() find their rows without changing the table.
   void add_row(const Allocation& allocation) { rows_[{allocation.tag->name, allocation.device}]; }
   ReportRow& row(const Allocation& allocation) { return rows_.at({allocation.tag->name, allocation.device}); }
@@ -65,9 +70,17 @@ class Move {
 
  private:
   Core& core_;
+  const OperationRequest& request_;
+  const OperationKind kind_;
+  std::set<int> devices_;
   ReportRows rows_;
   std::atomic<bool> has_released_any_{false};
 };
+
+// Whether more chunks than these share the memory.
+inline bool has_others(const std::shared_ptr<Backing>& backing, size_t count) {
+  return count < static_cast<size_t>(backing.use_count());
+}
 
 // By block of the allocation: whether the request says that nobody uses it.
 inline std::vector<bool> unused_blocks(const Core& core, const OperationRequest& request,

@@ -6,48 +6,45 @@
 namespace ebbtide {
 
 TagClaim Preparation::claim() const {
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.device_bytes() > 0; },
           .moves_memory = false};
 }
 
 void Preparation::prepare(const Allocations& allocations) {
-  uint64_t bytes = 0;
+  std::vector<BackupUse*> uses;
   for (const auto& allocation : allocations) {
     add_row(*allocation);
     const BackupKind kind = allocation->policy.backup;
     // What is partly away has a backup, and will go on with it.
     if (kind == BackupKind::kNone || allocation->is_away() || core().registry.backup_of(*allocation) != nullptr)
       continue;
-    ready_.push_back({allocation, open_backup(core(), kind, *allocation)});
-    bytes += kind == BackupKind::kDisk ? 0 : allocation->size_bytes();
+    BackupUse& use = opened_.emplace_back(BackupUse{.allocation = allocation});
+    open_backup(core(), kind, use);
+    use.needed_bytes = allocation->size_bytes();
+    uses.push_back(&use);
   }
-  if (bytes > 0) {
-    HostCharge charge = core().budgets.host.charge(bytes, "the memory of the prepared backups");
-    BackupHolders holders(core());
-    for (const Ready& ready : ready_) {
-      if (ready.stored->kind == BackupKind::kDisk) continue;
-      ready.stored->charge = charge.split_promised(ready.stored->size_bytes());
-      ready.stored->charge.hold_for(holders.of(*ready.allocation->tag));
-    }
-  }
+  charge_backups(core(), uses, "the prepared backup of ");
   make_engines();
 }
 
 // The first pause of a process would wait for them: a ring to be pinned, kernels to be translated for the device.
 void Preparation::make_engines() {
-  std::map<int, policy::CopyNeed> needs;
-  std::map<int, size_t> block_counts;
-  for (const Ready& ready : ready_) {
-    block_counts[ready.allocation->device] += ready.allocation->size_bytes() / kernels::kBlockBytes;
-    policy::CopyNeed& need = needs.try_emplace(ready.allocation->device, copy_need(0, 0)).first->second;
-    need.bytes += ready.stored->kind == BackupKind::kPinned ? 0 : ready.allocation->size_bytes();
-    need.has_files |= ready.stored->kind == BackupKind::kDisk;
+  struct DeviceNeed {
+    policy::CopyNeed copy = copy_need(0, 0);
+    size_t block_count = 0;
+  };
+  std::map<int, DeviceNeed> needs;
+  for (const BackupUse& use : opened_) {
+    DeviceNeed& need = needs[use.allocation->device];
+    need.block_count += use.stored->blocks.size();
+    need.copy.bytes += use.stored->kind == BackupKind::kPinned ? 0 : use.allocation->size_bytes();
+    need.copy.has_files |= use.stored->kind == BackupKind::kDisk;
   }
   for (auto& [device, need] : needs) {
-    need.devices = static_cast<int>(needs.size());
-    const uint64_t table_bytes = BlockScan::table_bytes(block_counts.at(device));
-    engines_.push_back(core().engines.borrow(device, need, {.table_bytes = table_bytes}));
+    need.copy.devices = static_cast<int>(needs.size());
+    engines_.push_back(
+        core().engines.borrow(device, need.copy, {.table_bytes = BlockScan::table_bytes(need.block_count)}));
     DeviceKernels::of(device);
   }
 }
@@ -55,18 +52,20 @@ void Preparation::make_engines() {
 // The engines go back to the pool, which keeps them.
 void Preparation::settle() noexcept {
   engines_.clear();
-  ready_.clear();
+  opened_.clear();
 }
 
 void Preparation::run_last() {
-  std::vector<std::shared_ptr<BackupRecord>> in_memory;
-  for (const Ready& ready : ready_) {
-    if (ready.stored->kind != BackupKind::kDisk) in_memory.push_back(ready.stored);
+  std::vector<std::shared_ptr<BackupRecord>> in_ram;
+  for (BackupUse& use : opened_) {
+    if (use.stored->kind != BackupKind::kRam) continue;
+    use.stored->charge = std::move(use.charge);
+    in_ram.push_back(use.stored);
   }
-  if (!in_memory.empty()) populate_backups(in_memory, ready_.front().allocation->device);
-  for (const Ready& ready : ready_) {
-    core().registry.set_backup(*ready.allocation, ready.stored);
-    row(*ready.allocation).bytes += ready.stored->size_bytes();
+  if (!in_ram.empty()) populate_backups(in_ram, opened_.front().allocation->device);
+  for (BackupUse& use : opened_) {
+    attach_backup(core(), use);
+    row(*use.allocation).bytes += use.stored->size_bytes();
   }
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <map>
-#include <memory>
+#include <deque>
 #include <vector>
 
 #include "core/move/backups.h"
@@ -13,25 +12,18 @@ namespace ebbtide {
 // makes the copy engines and kernels, where there are none yet. Moves nothing.
 class Preparation final : public Move {
  public:
-  Preparation(Core& core, const OperationRequest& request) : Move(core), request_(request) {}
-  OperationKind kind() const override { return OperationKind::kPrepare; }
+  Preparation(Core& core, const OperationRequest& request) : Move(core, request, OperationKind::kPrepare) {}
   TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return false; }
-  std::vector<int> devices() const override { return {}; }
   void run_device(int /*device*/) override {}
   void run_last() override;
   void settle() noexcept override;
 
  private:
-  struct Ready {
-    std::shared_ptr<Allocation> allocation;
-    std::shared_ptr<BackupRecord> stored;
-  };
   void make_engines();
 
-  const OperationRequest& request_;
-  std::vector<Ready> ready_;
+  std::deque<BackupUse> opened_;
   std::vector<EnginePool::Loan> engines_;
 };
 

@@ -1,6 +1,7 @@
 #include "core/operation/backup_view.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "base/error.h"
@@ -10,27 +11,25 @@
 namespace ebbtide {
 namespace {
 
-bool is_any_at(Place place, const Allocation& allocation, size_t begin, size_t end) {
-  return std::any_of(allocation.chunks.begin(), allocation.chunks.end(), [&](const Chunk& chunk) {
-    const bool is_inside = chunk.offset < end && begin < chunk.offset + chunk.size_bytes;
-    return is_inside && chunk.place.load() == place;
-  });
+// By place: whether a chunk in the range lies there.
+std::array<bool, 4> places_of(const Allocation& allocation, size_t begin, size_t end) {
+  std::array<bool, 4> places{};
+  for (const Chunk& chunk : allocation.chunks) {
+    if (chunk.offset < end && begin < chunk.offset + chunk.size_bytes)
+      places[static_cast<size_t>(chunk.place.load())] = true;
+  }
+  return places;
 }
 
-bool is_stored(const Allocation& allocation, size_t begin, size_t end) {
-  const auto is_any = [&](Place place) { return is_any_at(place, allocation, begin, end); };
+// All of it; or, for a window, on the device, and the backup has all of it as it was when it left last.
+bool is_shown(const Allocation& allocation, const BackupRecord& stored, size_t begin, size_t end, ViewKind kind) {
+  const auto [is_on_device, is_on_host, is_stored, is_dropped] = places_of(allocation, begin, end);
   // What lies on the host stayed there, for the device to read: there is no one range of bytes that holds both.
-  if (is_any(Place::kStored) && is_any(Place::kHost))
+  if (is_stored && is_on_host)
     throw StateError(
         "a part of this tensor has spilled to host memory and is not in the backup: promote the tag before the pause");
-  return !is_any(Place::kDevice) && !is_any(Place::kHost) && !is_any(Place::kDropped);
-}
-
-// Of what is on the device: the backup has all of it as it was when it left last.
-bool is_retained(const Allocation& allocation, const BackupRecord& stored, size_t begin, size_t end) {
-  const auto is_any = [&](Place place) { return is_any_at(place, allocation, begin, end); };
-  if (is_any(Place::kStored) || is_any(Place::kHost) || is_any(Place::kDropped)) return false;
-  for (size_t block = begin / kernels::kBlockBytes; block * kernels::kBlockBytes < end; ++block) {
+  if (is_on_host || is_dropped || (is_on_device && (is_stored || kind != ViewKind::kWindow))) return false;
+  for (size_t block = begin / kernels::kBlockBytes; is_on_device && block * kernels::kBlockBytes < end; ++block) {
     if (!stored.blocks[block].has_content) return false;
   }
   return true;
@@ -43,8 +42,8 @@ void show(Core& core, const Tag& tag, BackupRecord& stored, size_t first, size_t
     const bool is_missing = stored.blocks[block].is_constant && !stored.blocks[block].is_touched;
     missing_bytes += is_missing && stored.kind != BackupKind::kDisk ? kernels::kBlockBytes : 0;
   }
-  HostCharge charge = core.budgets.host.charge(missing_bytes, "showing blocks that were kept as one value",
-                                               &BackupHolders(core).of(tag));
+  HostCharge charge =
+      core.budgets.host.charge(missing_bytes, "showing blocks that were kept as one value", &backup_holder(core, tag));
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
@@ -54,12 +53,7 @@ void show(Core& core, const Tag& tag, BackupRecord& stored, size_t first, size_t
     if (!kept.is_constant) continue;
     kernels::fill_block(bytes.data(), kept.value);
     stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
-    if (!kept.is_touched && stored.kind != BackupKind::kDisk) {
-      HostCharge shown = charge.split_promised(kernels::kBlockBytes);
-      shown.touch(kernels::kBlockBytes);
-      stored.charge.merge(std::move(shown));
-    }
-    kept.is_touched = true;
+    touch_blocks(stored, charge, block, 1);
     kept.stand_for_bytes();
   }
 }
@@ -85,9 +79,7 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range, Vie
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
   const auto stored = core.registry.backup_of(*allocation);
   if (stored == nullptr) return std::nullopt;
-  const bool is_shown = is_stored(*allocation, begin, end) ||
-                        (kind == ViewKind::kWindow && is_retained(*allocation, *stored, begin, end));
-  if (!is_shown) return std::nullopt;
+  if (!is_shown(*allocation, *stored, begin, end, kind)) return std::nullopt;
   std::byte* const bytes = stored->backup->view();
   if (bytes == nullptr) return std::nullopt;
   const size_t first = begin / kernels::kBlockBytes;

@@ -8,12 +8,10 @@
 
 #include "base/error.h"
 #include "core/ahead/copy_ahead.h"
-#include "core/move/demotion.h"
 #include "core/move/preparation.h"
-#include "core/move/promotion.h"
-#include "core/move/separation.h"
+#include "core/move/relocations.h"
 #include "core/operation/swap.h"
-#include "core/pause/pause.h"
+#include "core/pause/trim.h"
 #include "core/resume/resume.h"
 #include "core/state/shortage.h"
 #include "driver/context.h"
@@ -24,9 +22,9 @@ namespace {
 // What can be refused before any tag is looked at.
 CaptureGate::Permit enter(Core& core, OperationKind kind, const OperationRequest& request) {
   require_not_forked();
-  if (request.backup && *request.backup != BackupKind::kNone) store_of(*request.backup);
+  if (request.backup && *request.backup != BackupKind::kNone) require_store(*request.backup);
   for (const auto& [tag, kind] : request.backup_by_tag) {
-    if (kind != BackupKind::kNone) store_of(kind);
+    if (kind != BackupKind::kNone) require_store(kind);
   }
   if (kind == OperationKind::kSwap) require_apart(request);
   auto permit = core.capture_gate.try_enter();
@@ -45,6 +43,10 @@ void require_no_capture(const std::set<int>& devices) {
   }
 }
 
+// For events, by the kind's number.
+constexpr const char* kNames[] = {"pause", "resume",  "swap",   "prepare",  "trim",
+                                  "",      "promote", "demote", "separate", "copy_ahead"};
+
 }  // namespace
 
 Operation::Operation(Core& core, OperationKind kind, OperationRequest request, CaptureGate::Permit permit)
@@ -54,28 +56,23 @@ Operation::Operation(Core& core, OperationKind kind, OperationRequest request, C
 
 // The one place that knows what each kind is made of.
 void Operation::add_moves() {
-  const auto add = [&](const char* name, auto move) {
-    name_ = name;
+  const auto add = [&](auto move) -> auto& {
     auto& added = *move;
     moves_.push_back(std::move(move));
-    return &added;
+    return added;
   };
   switch (kind_) {
-    case OperationKind::kPause: add("pause", std::make_unique<Pause>(core_, request_, Pause::Trim::kNo)); return;
-    case OperationKind::kTrim: add("trim", std::make_unique<Pause>(core_, request_, Pause::Trim::kYes)); return;
-    case OperationKind::kResume:
-      resume_ = add("resume", std::make_unique<Resume>(core_, request_, request_.tags));
+    case OperationKind::kPause: add(std::make_unique<Pause>(core_, request_)); return;
+    case OperationKind::kTrim: add(std::make_unique<Trim>(core_, request_)); return;
+    case OperationKind::kResume: add(std::make_unique<Resume>(core_, request_, request_.tags)); return;
+    case OperationKind::kSwap:
+      add(std::make_unique<SwapIn>(core_, request_, add(std::make_unique<SwapOut>(core_, request_))));
       return;
-    case OperationKind::kSwap: {
-      SwapOut& leaving = *add("swap", std::make_unique<SwapOut>(core_, request_));
-      add("swap", std::make_unique<SwapIn>(core_, request_, leaving));
-      return;
-    }
-    case OperationKind::kPrepare: add("prepare", std::make_unique<Preparation>(core_, request_)); return;
-    case OperationKind::kPromote: add("promote", std::make_unique<Promotion>(core_, request_)); return;
-    case OperationKind::kDemote: add("demote", std::make_unique<Demotion>(core_, request_)); return;
-    case OperationKind::kCopyAhead: add("copy_ahead", std::make_unique<CopyAhead>(core_, request_)); return;
-    case OperationKind::kSeparate: add("separate", std::make_unique<Separation>(core_, request_)); return;
+    case OperationKind::kPrepare: add(std::make_unique<Preparation>(core_, request_)); return;
+    case OperationKind::kPromote: add(std::make_unique<Promotion>(core_, request_)); return;
+    case OperationKind::kDemote: add(std::make_unique<Demotion>(core_, request_)); return;
+    case OperationKind::kCopyAhead: add(std::make_unique<CopyAhead>(core_, request_)); return;
+    case OperationKind::kSeparate: add(std::make_unique<Separation>(core_, request_)); return;
   }
   throw InvalidArgument("there is no operation of kind " + std::to_string(static_cast<int>(kind_)));
 }
@@ -93,7 +90,7 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
   // Made before anything is held: from the claim on, its destructor lets go whatever happens.
   std::unique_ptr<Operation> operation(new Operation(core, kind, std::move(request), std::move(permit)));
   operation->peer_generation_ = peer_generation;
-  operation->selection_ = core.registry.claim(operation->claims());
+  operation->hold_tags();
   try {
     operation->prepare();
   } catch (const std::exception& error) {
@@ -101,6 +98,17 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
     throw;
   }
   return operation;
+}
+
+// What shares handles shows only once the tags are held. So they are then claimed anew, with all that may share.
+void Operation::hold_tags() {
+  selection_ = core_.registry.claim(claims());
+  must_separate_ = kind_ != OperationKind::kSeparate && moves_.front()->takes_memory_away() &&
+                   !request_.tags.addresses.empty() && is_any_shared(selection_.groups.front().allocations);
+  if (!must_separate_) return;
+  let_go(Outcome::kUntouched);
+  moves_.push_back(std::make_unique<Separation>(core_, request_));
+  selection_ = core_.registry.claim(claims());
 }
 
 std::vector<std::string> Operation::preview(Core& core, OperationKind kind, OperationRequest request) {
@@ -139,16 +147,28 @@ void Operation::prepare() {
     for (const auto& allocation : group.allocations) devices.insert(allocation->device);
   }
   require_no_capture(devices);
+  if (must_separate_) separate();
   for (size_t index = 0; index < moves_.size(); ++index) moves_[index]->prepare(selection_.groups[index].allocations);
 }
 
-void Operation::run_devices(const RunDevice& run_device) {
+// An event of its own.
+void Operation::separate() {
+  Move& separation = *moves_.back();
+  separation.prepare(selection_.groups.back().allocations);
+  run({&moves_.back(), 1});
+  separation.settle();
+  record("", "");
+  moves_.pop_back();
+  must_separate_ = false;
+}
+
+void Operation::run_devices(std::span<const std::unique_ptr<Move>> moves) {
   struct Share {
     Move* move;
     int device;
   };
   std::vector<Share> shares;  // what leaves before what comes back, so that one after the other works as well
-  for (const auto& move : moves_) {
+  for (const auto& move : moves) {
     for (const int device : move->devices()) shares.push_back({move.get(), device});
   }
   std::mutex mutex;
@@ -156,7 +176,7 @@ void Operation::run_devices(const RunDevice& run_device) {
   const auto run_share = [&](const Share& share) {
     try {
       const ContextScope scope(share.device);
-      run_device(*share.move, share.device);
+      share.move->run_device(share.device);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (first_error == nullptr) first_error = std::current_exception();
@@ -177,63 +197,62 @@ void Operation::run_devices(const RunDevice& run_device) {
   if (first_error != nullptr) std::rethrow_exception(first_error);
 }
 
-void Operation::run(const RunDevice& run_device) {
+void Operation::run(std::span<const std::unique_ptr<Move>> moves) {
   std::set<int> devices;
-  for (const auto& move : moves_) {
+  for (const auto& move : moves) {
     if (!move->takes_memory_away()) continue;
     for (const int device : move->devices()) devices.insert(device);
   }
   for (const int device : devices) synchronize_device(device);
-  run_devices(run_device);
-  for (const auto& move : moves_) move->run_last();
+  run_devices(moves);
+  for (const auto& move : moves) move->run_last();
 }
 
 std::unique_ptr<Arrivals> Operation::launch() {
-  if (resume_ == nullptr) throw InvalidArgument("only a resume can move its bytes later");
+  auto* const resume = dynamic_cast<Resume*>(moves_.front().get());
+  if (resume == nullptr) throw InvalidArgument("only a resume can move its bytes later");
   try {
-    auto arrivals = resume_->launch();
-    is_launched_ = arrivals != nullptr;
-    return arrivals;
+    return resume->launch();
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
   }
 }
 
-Report Operation::follow() {
-  if (!is_launched_) throw StateError("this resume was not launched");
-  return std::move(conclude([&](Move&, int device) { resume_->follow_device(device); }).front());
-}
-
 std::vector<Report> Operation::commit() {
-  if (is_launched_) throw StateError("this resume was launched: follow it");
-  return conclude([](Move& move, int device) { move.run_device(device); });
-}
-
-std::vector<Report> Operation::conclude(const RunDevice& run_device) {
   if (is_finished_) throw StateError("this operation is over");
   try {
-    run(run_device);
+    run(moves_);
   } catch (const std::exception& error) {
     fail(error.what());
     throw;
   }
   finish(Outcome::kWhole);
-  const double taken = seconds();
-  std::vector<Report> reports;
-  for (const auto& move : moves_) reports.push_back(report_of(*move, taken));
-  if (is_event()) record("", "", taken);
   const auto held = std::make_shared<const std::vector<HeldBytes>>(core_.registry.held());
-  for (Report& report : reports) report.held = held;
+  std::vector<Report> reports;
+  for (const auto& move : moves_) {
+    Report& report = reports.emplace_back();
+    report.kind = move->kind();
+    report.seconds = seconds();
+    report.note = move->note();
+    report.held = held;
+    for (const auto& [key, row] : move->rows()) {
+      if (!row.is_empty()) report.rows.emplace(key, row);
+    }
+    move->count(core_.counters, report.totals());
+  }
+  record("", "");
   return reports;
 }
 
-void Operation::record(const char* suffix, const char* detail, double seconds) noexcept {
+void Operation::record(const char* suffix, const char* detail) noexcept {
+  if (kind_ == OperationKind::kCopyAhead) return;  // a part of something that is an event
   try {
     ReportRow total;
     for (const auto& move : moves_) total += total_of(move->rows());
-    core_.events.add({.seconds = seconds,
-                      .kind = std::string(name_) + suffix,
+    const OperationKind kind = must_separate_ ? OperationKind::kSeparate : kind_;
+    core_.events.add({.seconds = seconds(),
+                      .kind = std::string(kNames[static_cast<size_t>(kind)]) + suffix,
                       .tags = tag_names_,
                       .bytes = total.bytes,
                       .copied = total.copied,
@@ -243,19 +262,19 @@ void Operation::record(const char* suffix, const char* detail, double seconds) n
   }
 }
 
-bool Operation::is_event() const {
-  return std::any_of(moves_.begin(), moves_.end(), [](const auto& move) { return move->is_event(); });
-}
-
 double Operation::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+void Operation::let_go(Outcome outcome) noexcept {
+  core_.deferred_frees.destroy_all(core_.registry.release(selection_, outcome));
 }
 
 void Operation::finish(Outcome outcome) noexcept {
   if (is_finished_) return;
   is_finished_ = true;
   for (const auto& move : moves_) move->settle();
-  core_.deferred_frees.destroy_all(core_.registry.release(selection_, outcome));
+  let_go(outcome);
   core_.registry.ahead_steps.end(selection_.ahead_step);
   core_.peers.catch_up_after_hold(peer_generation_);
 }
@@ -263,23 +282,13 @@ void Operation::finish(Outcome outcome) noexcept {
 void Operation::fail(const char* reason) noexcept {
   const bool is_midway =
       std::any_of(moves_.begin(), moves_.end(), [](const auto& move) { return move->has_released_any(); });
-  finish(is_midway ? Outcome::kMidway : Outcome::kUntouched);
-  if (!is_event()) return;
-  ++core_.counters.operation_failures;
-  record("_failed", reason, seconds());
-}
-
-// What a move did, for the counters and the caller.
-Report Operation::report_of(const Move& move, double seconds) {
-  Report report;
-  report.kind = move.kind();
-  report.seconds = seconds;
-  report.note = move.note();
-  for (const auto& [key, row] : move.rows()) {
-    if (!row.is_empty()) report.rows.emplace(key, row);
+  // A failed separation is no trim and no pause yet.
+  for (Selection::Group& group : selection_.groups) {
+    if (must_separate_) group.claim.marks_trimmed = group.claim.counts_as_pause = false;
   }
-  move.count(core_.counters, report.totals());
-  return report;
+  finish(is_midway ? Outcome::kMidway : Outcome::kUntouched);
+  if (kind_ != OperationKind::kCopyAhead) ++core_.counters.operation_failures;
+  record("_failed", reason);
 }
 
 }  // namespace ebbtide

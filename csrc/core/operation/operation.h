@@ -2,8 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,13 +14,12 @@
 // trace. commit() moves the bytes.
 //
 // It is made of moves: a pause is one, a swap is a pause and a resume. All of them are claimed in one step, so that two
-// operations never wait for each other.
+// operations never wait for each other. Where named allocations that leave share handles with others, claim() first
+// gives each chunk a handle of its own (Separation), under the same hold of the tags.
 //
 // Invariant 3: commit() that fails before the first byte is given up leaves everything as it was; after that every
 // chunk is whole somewhere, and the same operation, claimed again, finishes it.
 namespace ebbtide {
-
-class Resume;
 
 class Operation {
  public:
@@ -34,31 +33,29 @@ class Operation {
 
   Core& core() { return core_; }
 
-  // Moves everything in the calling thread and threads of its own. Once. A report for each move.
+  // Moves everything in the calling thread and threads of its own; after launch(), waits until all has landed. Once. A
+  // report for each move.
   std::vector<Report> commit();
   void abandon() noexcept { finish(Outcome::kUntouched); }
 
-  // The other way to end a resume: launch() maps everything and queues the copies on the device, follow() waits until
-  // they have landed. Null, with nothing done, where a device can't be copied to in the background: then commit() it.
+  // Of a resume: maps everything and queues the copies on the device, before commit(). Null, with nothing done, where a
+  // device can't be copied to in the background.
   std::unique_ptr<Arrivals> launch();
-  Report follow();
 
  private:
-  using RunDevice = std::function<void(Move&, int device)>;
-
   Operation(Core& core, OperationKind kind, OperationRequest request, CaptureGate::Permit permit);
   void add_moves();
   std::vector<TagClaim> claims() const;
+  void hold_tags();
   void note_tag_names();
   void prepare();
-  std::vector<Report> conclude(const RunDevice& run_device);
-  void run(const RunDevice& run_device);
-  void run_devices(const RunDevice& run_device);
+  void separate();
+  static void run(std::span<const std::unique_ptr<Move>> moves);
+  static void run_devices(std::span<const std::unique_ptr<Move>> moves);
+  void let_go(Outcome outcome) noexcept;
   void finish(Outcome outcome) noexcept;
   void fail(const char* reason) noexcept;
-  void record(const char* suffix, const char* detail, double seconds) noexcept;
-  Report report_of(const Move& move, double seconds);
-  bool is_event() const;
+  void record(const char* suffix, const char* detail) noexcept;
   double seconds() const;
 
   Core& core_;
@@ -66,13 +63,12 @@ class Operation {
   OperationRequest request_;
   CaptureGate::Permit permit_;
   Selection selection_;
-  const char* name_ = "";
-  std::vector<std::unique_ptr<Move>> moves_;  // parallel to selection_.groups
-  Resume* resume_ = nullptr;                  // the one move of a resume, which can be launched
+  std::vector<std::unique_ptr<Move>>
+      moves_;  // parallel to selection_.groups; a separation is the last, until it is over
+  bool must_separate_ = false;
   std::string tag_names_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   uint64_t peer_generation_ = 0;  // as of when what it maps is mapped for
-  bool is_launched_ = false;
   bool is_finished_ = false;
 };
 

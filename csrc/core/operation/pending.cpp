@@ -43,7 +43,7 @@ std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> o
 void PendingResume::run() noexcept {
   std::exception_ptr error;
   try {
-    Report report = arrivals() != nullptr ? operation_->follow() : std::move(operation_->commit().front());
+    Report report = std::move(operation_->commit().front());
     const std::lock_guard lock(mutex_);
     report_ = std::move(report);
   } catch (const std::exception& failure) {

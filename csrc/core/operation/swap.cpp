@@ -38,8 +38,7 @@ void SwapOut::prepare(const Allocations& allocations) {
 }
 
 void SwapOut::open(int device, const std::vector<uint64_t>& returning_sizes) {
-  const auto leaving = leaving_bytes();
-  const uint64_t leaving_bytes = leaving.contains(device) ? leaving.at(device) : 0;
+  const uint64_t leaving_bytes = Pause::leaving_bytes(device);
   const uint64_t returning_bytes = sum_of(returning_sizes);
   const uint64_t largest =
       returning_sizes.empty() ? 0 : *std::max_element(returning_sizes.begin(), returning_sizes.end());
@@ -81,9 +80,8 @@ void SwapIn::prepare(const Allocations& allocations) {
   note_swapped(allocations);
   Resume::prepare(allocations);
   sizes_ = returning_sizes();
-  std::set<int> devices;
-  for (const int device : leaving_.devices()) devices.insert(device);
-  for (const int device : Resume::devices()) devices.insert(device);
+  std::set<int> devices = leaving_.devices();
+  devices.insert(Resume::devices().begin(), Resume::devices().end());
   for (const int device : devices) leaving_.open(device, sizes_[device]);
 }
 

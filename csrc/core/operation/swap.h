@@ -18,7 +18,7 @@ void require_apart(const OperationRequest& request);
 
 class SwapOut final : public Pause {
  public:
-  SwapOut(Core& core, const OperationRequest& request) : Pause(core, request, Trim::kNo) {}
+  SwapOut(Core& core, const OperationRequest& request) : Pause(core, request) {}
   void prepare(const Allocations& allocations) override;
   // However it ended, the other side does not wait for more.
   void end_device(int device) noexcept override;

@@ -9,38 +9,27 @@
 namespace ebbtide {
 
 BackupKind Pause::kind_of(const Allocation& allocation) const {
-  if (is_trim_) return BackupKind::kNone;
-  const auto found = request_.backup_by_tag.find(allocation.tag->name);
-  if (found != request_.backup_by_tag.end()) return found->second;
-  return request_.backup.value_or(allocation.policy.backup);
+  const auto found = request().backup_by_tag.find(allocation.tag->name);
+  if (found != request().backup_by_tag.end()) return found->second;
+  return request().backup.value_or(allocation.policy.backup);
 }
 
 TagClaim Pause::claim() const {
-  if (is_trim_) {
-    // Of named allocations, what is away loses no memory.
-    const bool is_named = !request_.tags.addresses.empty();
-    return {.tags = request_.tags,
-            .concerns = [](const Allocation& allocation) { return allocation.wants_trim(); },
-            .leases = is_named ? TagClaim::Leases::kRefusedWhereMemoryIs : TagClaim::Leases::kRefused,
-            .marks_trimmed = true};
-  }
-  return {.tags = request_.tags,
+  return {.tags = request().tags,
           .concerns = [](const Allocation& allocation) { return allocation.wants_pause(); },
           .leases = TagClaim::Leases::kRefused,
-          .finishes_tags = request_.tags.addresses.empty(),
+          .finishes_tags = request().tags.addresses.empty(),
           .counts_as_pause = true};
 }
 
 // Of an allocation that is paused or away already, a pause takes only memory that a failure left behind. What a failure
-// left unmapped has yet to be paused. A trim drops backups, too.
+// left unmapped has yet to be paused.
 bool Pause::moves_content(const Allocation& allocation) const {
-  if (is_trim_) return true;
   const Amounts amounts = allocation.amounts();
   return !allocation.is_paused.load() && amounts.resident_bytes + amounts.detached_bytes > 0;
 }
 
 void Pause::count(Counters& counters, const ReportRow& total) const {
-  if (is_trim_) return;
   ++counters.pauses;
   counters.bytes_paused += total.bytes;
   counters.bytes_to_host += total.copied;
@@ -50,90 +39,85 @@ void Pause::count(Counters& counters, const ReportRow& total) const {
 }
 
 void Pause::prepare(const Allocations& allocations) {
-  chosen_ = allocations;
-  // Noted ahead, while that may still fail. settle() forgets those that did not move.
-  if (request_.moved != nullptr) {
-    noted_.reserve(chosen_.size());
-    for (const auto& allocation : chosen_) {
-      if (allocation->is_paused.load() || allocation->resident_bytes() == 0) continue;
-      if (request_.moved->note(*allocation, allocation->tag->name))
-        noted_.push_back({allocation, allocation->resident_bytes()});
-    }
-  }
-  for (const auto& allocation : chosen_) {
+  for (const auto& allocation : allocations) {
     add_row(*allocation);
-    select(allocation);
+    add(allocation);
   }
-  if (!request_.tags.addresses.empty()) leave_what_others_share();
-  charge_host_memory();
-  open_backups();
-  pin_kept_backups();
+  for (PausedAllocation& paused : paused_) select(paused);
+  if (!request().tags.addresses.empty()) refuse_shared();
+  charge_backups(core(), {stored_.begin(), stored_.end()}, "the backup of ");
+  pin_backups();
   for (auto& [device, work] : work_) borrow_engine(device, work);
 }
 
+void Pause::add(const std::shared_ptr<Allocation>& allocation) {
+  const auto earlier = core().registry.verdicts_of(*allocation);
+  // Those of an earlier call where it left the allocation midway, which this one finishes.
+  auto verdicts = earlier != nullptr && allocation->is_away()
+                      ? std::make_shared<Verdicts>(*earlier)
+                      : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
+  PausedAllocation& paused = paused_.emplace_back(
+      PausedAllocation{{allocation, unused_blocks(core(), request(), *allocation)}, earlier, std::move(verdicts)});
+  // Noted ahead, while that may still fail. settle() forgets those that did not move.
+  const size_t resident_bytes = allocation->resident_bytes();
+  if (request().moved == nullptr || allocation->is_paused.load() || resident_bytes == 0) return;
+  if (request().moved->note(*allocation, allocation->tag->name)) paused.noted_bytes = resident_bytes;
+}
+
 // The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it
-// has: a second one for the rest is not kept, so nobody may look at it then.
+// has: a second one for the rest is not kept, so no view of it may be open.
 std::shared_ptr<BackupRecord> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
   auto stored = core().registry.backup_of(allocation);
   if (stored == nullptr) return stored;
   if (allocation.is_away() && stored->has_views()) {
     throw StateError("tag '" + allocation.tag->name +
-                         "' is partly away, and somebody still looks at its backup, which this pause would write "
-                         "into: resume the tag, or let go of the view first",
+                         "' is partly away, and there is a view of its backup, which this pause would write into: "
+                         "resume the tag, or let go of the view first",
                      Cause::kBackupView);
   }
   if (allocation.is_away()) return stored;
   return stored->kind == kind && !stored->has_views() ? stored : nullptr;
 }
 
-void Pause::select(const std::shared_ptr<Allocation>& allocation) {
-  const BackupKind kind = kind_of(*allocation);
-  DeviceWork& work = work_[allocation->device];
-  const auto departure_of = [&](std::vector<Departure>& departures, const Chunk& chunk) -> size_t {
-    const auto [found, is_new] = departure_of_.try_emplace(chunk.backing.get(), departures.size());
-    if (is_new) departures.emplace_back(Departure{.backing = chunk.backing.get()});
-    return found->second;
-  };
-  Kept* kept = nullptr;
+void Pause::select(PausedAllocation& paused) {
+  Allocation& allocation = *paused.allocation;
+  const BackupKind kind = kind_of(allocation);
   const bool is_dropping = kind == BackupKind::kNone;
-  std::vector<bool> is_unused = unused_blocks(core(), request_, *allocation);
-  const bool is_wholly_unused = is_trim_ || std::find(is_unused.begin(), is_unused.end(), false) == is_unused.end();
-  const Judged& judged =
-      judged_.emplace_back(Judged{allocation, is_trim_ ? nullptr : begin_verdicts(*allocation), is_wholly_unused});
-  for (Chunk& chunk : allocation->chunks) {
-    if (chunk.is_detached.load() && chunk.is_on_device() && !is_dropping) attach(*allocation, chunk);
+  DeviceWork& work = work_[allocation.device];
+  add_device(allocation.device);
+  for (Chunk& chunk : allocation.chunks) {
+    if (chunk.is_detached.load() && chunk.is_on_device() && !is_dropping) attach(allocation, chunk);
   }
-  if (!is_dropping && allocation->device_bytes() > 0) {
-    kept = &kept_.emplace_back();
-    kept->allocation = allocation;
-    kept->stored = usable_backup(*allocation, kind);
-    kept->had_backup = kept->stored != nullptr;
-    kept->earlier = core().registry.verdicts_of(*allocation);
-    kept->verdicts = judged.verdicts;
-  }
-  if (kept != nullptr) kept->is_unused = std::move(is_unused);
-  for (Chunk& chunk : allocation->chunks) {
-    // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause left it,
-    // no later one forgets it.
-    if (chunk.is_on_host() && (!is_dropping || (allocation->is_paused.load() && !is_trim_))) {
-      judge_whole(judged, chunk, Verdict::kLeft);
-      continue;
+  if (!is_dropping && allocation.device_bytes() > 0) {
+    stored_.push_back(&paused);
+    paused.stored = usable_backup(allocation, kind);
+    paused.had_backup = paused.stored != nullptr;
+    if (!paused.had_backup) open_backup(core(), kind, paused);
+    for (const Chunk& chunk : allocation.chunks) {
+      if (!chunk.is_on_device()) continue;
+      reclaim_backup(paused, chunk);
+      paused.add_need(chunk.first_block(), chunk.end_block());
     }
-    if (chunk.is_resident() && kept != nullptr) {
-      const size_t index = departure_of(work.departures, chunk);
-      Departure& departure = work.departures[index];
-      departure.leaving.push_back(work.leaving.size());
-      departure.chunks.emplace_back(allocation.get(), &chunk);
-      ++departure.missing;
-      work.leaving.push_back({allocation.get(), &chunk, kept, index, 0, {}});
+  }
+  for (Chunk& chunk : allocation.chunks) {
+    const auto set_verdict = [&](Verdict verdict) {
+      std::fill_n(paused.verdicts->begin() + static_cast<std::ptrdiff_t>(chunk.first_block()), chunk.block_count(),
+                  verdict);
+    };
+    // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause let it
+    // stay, no later one forgets it.
+    if (chunk.is_on_host() && (!is_dropping || allocation.is_paused.load())) {
+      set_verdict(Verdict::kLeft);
+    } else if (chunk.is_resident() && !is_dropping) {
+      ++add_to_handle(work.handles, {&allocation, &chunk, &paused}).missing;
     } else if (chunk.backing->has_memory()) {
-      if (chunk.is_resident()) judge_whole(judged, chunk, Verdict::kDropped);
-      work.dropped[departure_of(work.dropped, chunk)].chunks.emplace_back(allocation.get(), &chunk);
+      if (chunk.is_resident()) set_verdict(Verdict::kDropped);
+      add_to_handle(dropped_[allocation.device], {&allocation, &chunk});
     }
   }
 }
 
-// Memory that could not be mapped again still holds the bytes: only from behind its address they can leave.
+// Memory that could not be mapped again still holds the bytes: they can leave only from behind its address.
 void Pause::attach(const Allocation& allocation, Chunk& chunk) {
   const int device = allocation.device;
   const ContextScope scope(device);
@@ -142,106 +126,65 @@ void Pause::attach(const Allocation& allocation, Chunk& chunk) {
   chunk.is_detached.store(false, std::memory_order_release);
 }
 
-// Host memory that the backup of this allocation may touch and has not touched yet: none for a block that left before
-// and whose pages were kept.
-uint64_t Pause::bytes_to_touch(const Kept& kept) const {
-  const BackupKind kind = kept.stored != nullptr ? kept.stored->kind : kind_of(*kept.allocation);
-  if (kind == BackupKind::kDisk) return 0;
-  // What is pinned is pinned whole.
-  if (kind == BackupKind::kPinned) return kept.stored == nullptr ? kept.allocation->size_bytes() : 0;
-  uint64_t bytes = 0;
-  for (const Chunk& chunk : kept.allocation->chunks) {
-    if (!chunk.is_on_device()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
-      const bool is_touched = kept.stored != nullptr && kept.stored->blocks[block].is_touched;
-      if (!is_touched && !kept.is_unused[block]) bytes += kernels::kBlockBytes;
-    }
+// Of allocations that were named one by one.
+void Pause::refuse_shared() const {
+  const auto is_any_shared = [](const Handles& handles) {
+    return std::any_of(handles.begin(), handles.end(), has_others);
+  };
+  for (const auto& [device, work] : work_) {
+    const auto dropped = dropped_.find(device);
+    if (!is_any_shared(work.handles) && (dropped == dropped_.end() || !is_any_shared(dropped->second))) continue;
+    throw StateError(
+        "some of these allocations share a handle with others of their tag, with which a resume brought them back, and "
+        "the device has no room to give each a handle of its own: pause the tag, make room, or resume with "
+        "EBBTIDE_SHARED_HANDLE at 0");
   }
+}
+
+uint64_t Pause::leaving_bytes(int device) const {
+  uint64_t bytes = 0;
+  const auto add_all = [&](const Handles& handles) {
+    for (const LeavingHandle& handle : handles) {
+      const PhysicalMemory& memory = handle.chunks.front().chunk->backing->memory;
+      bytes += memory.is_on_host() ? 0 : memory.size_bytes();
+    }
+  };
+  if (const auto work = work_.find(device); work != work_.end()) add_all(work->second.handles);
+  if (const auto dropped = dropped_.find(device); dropped != dropped_.end()) add_all(dropped->second);
   return bytes;
 }
 
-// One charge for all, so that an error names what the whole pause needs.
-void Pause::charge_host_memory() {
-  uint64_t bytes = 0;
-  std::string tags;
-  const Tag* last = nullptr;
-  BackupHolders holders(core());
-  for (const Kept& kept : kept_) {
-    const uint64_t needed = bytes_to_touch(kept);
-    if (needed > 0 && kept.allocation->tag != last)
-      tags += (last == nullptr ? "'" : ", '") + kept.allocation->tag->name + "'";
-    if (needed > 0) last = kept.allocation->tag;
-    bytes += needed;
-  }
-  if (bytes == 0) return;
-  HostBudget& budget = core().budgets.host;
-  HostCharge charge = budget.charge(bytes, "the backup of " + tags, &budget.holder("backups"));
-  for (Kept& kept : kept_) {
-    kept.charge = charge.split_promised(bytes_to_touch(kept));
-    kept.charge.hold_for(holders.of(*kept.allocation->tag));
-  }
-}
-
-void Pause::open_backups() {
-  std::vector<std::shared_ptr<BackupRecord>> pinned;
-  for (Kept& kept : kept_) {
-    if (kept.had_backup) {
-      reclaim(kept);
-      continue;
-    }
-    // Whole before settle() can see it.
-    auto stored = open_backup(core(), kind_of(*kept.allocation), *kept.allocation);
-    if (stored->kind == BackupKind::kPinned) {
-      stored->charge = std::move(kept.charge);
-      pinned.push_back(stored);
-    }
-    kept.stored = std::move(stored);
-  }
-  if (!pinned.empty()) populate_backups(pinned, kept_.front().allocation->device);
-}
-
 // A tag that goes and comes again and again need not pay for threads and a ring each time.
-void Pause::pin_kept_backups() {
+void Pause::pin_backups() {
   uint64_t bytes = 0;
-  for (const Kept& kept : kept_) bytes += kept.stored->size_bytes();
+  for (const PausedAllocation* paused : stored_) bytes += paused->stored->size_bytes();
   KeptPinning pinning(core(), bytes);
-  for (const Kept& kept : kept_) {
-    BackupRecord& stored = *kept.stored;
-    const bool is_repeated = kept.had_backup && kept.earlier != nullptr && !kept.allocation->is_away();
-    if (!is_repeated || !kept.allocation->policy.retain || stored.kind != BackupKind::kRam) continue;
-    pinning.try_pin(stored, *kept.allocation->tag);
-  }
-}
-
-// What an earlier failure gave back of a backup that goes on.
-void Pause::reclaim(const Kept& kept) {
-  for (const Chunk& chunk : kept.allocation->chunks) {
-    bool is_missing = false;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
-      is_missing |= !kept.stored->blocks[block].is_touched;
-    if (chunk.is_resident() && is_missing) kept.stored->backup->reclaim(chunk.offset, chunk.size_bytes);
+  for (const PausedAllocation* paused : stored_) {
+    const Allocation& allocation = *paused->allocation;
+    const bool is_repeated = paused->had_backup && paused->earlier != nullptr && !allocation.is_away();
+    if (is_repeated && allocation.policy.retain && paused->stored->kind == BackupKind::kRam)
+      pinning.try_pin(*paused->stored, *allocation.tag);
   }
 }
 
 void Pause::borrow_engine(int device, DeviceWork& work) {
-  if (work.leaving.empty()) return;
+  if (work.handles.empty()) return;
   uint64_t bytes = 0;
-  uint64_t staged_bytes = 0;
-  uint64_t fresh_bytes = 0;
-  bool has_files = false;
-  for (const Leaving& leaving : work.leaving) {
-    bytes += leaving.chunk->size_bytes;
-    const BackupRecord& stored = *leaving.kept->stored;
-    if (stored.backup->direct() != nullptr) continue;
-    has_files |= stored.kind == BackupKind::kDisk;
-    for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
-      if (leaving.kept->is_unused[block]) continue;
-      staged_bytes += kernels::kBlockBytes;
-      fresh_bytes += stored.kind == BackupKind::kRam && !stored.blocks[block].is_touched ? kernels::kBlockBytes : 0;
+  policy::CopyNeed need = copy_need(0, 0);
+  for (const LeavingHandle& handle : work.handles) {
+    for (const LeavingChunk& leaving : handle.chunks) {
+      bytes += leaving.chunk->size_bytes;
+      const BackupRecord& stored = *leaving.paused->stored;
+      if (stored.backup->direct() != nullptr) continue;
+      need.has_files |= stored.kind == BackupKind::kDisk;
+      for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
+        if (leaving.paused->is_unused[block]) continue;
+        need.bytes += kernels::kBlockBytes;
+        if (stored.kind == BackupKind::kRam && !stored.blocks[block].is_touched)
+          need.fresh_bytes += kernels::kBlockBytes;
+      }
     }
   }
-  policy::CopyNeed need = copy_need(staged_bytes, fresh_bytes);
-  need.has_files = has_files;
   need.devices = static_cast<int>(work_.size());
   need.is_swap = hands_over_memory();
   const SkipRules& skip = core().rules.skip;
@@ -249,73 +192,32 @@ void Pause::borrow_engine(int device, DeviceWork& work) {
   work.engine = std::make_unique<EnginePool::Loan>(
       core().engines.borrow(device, need, {.table_bytes = BlockScan::table_bytes(scanned_blocks)}));
   work.scan = BlockScan::create(*work.engine, scanned_blocks, core().digest_seed);
-  if (work.scan == nullptr) return note_blindness(device, scanned_blocks);
-  for (Leaving& leaving : work.leaving) {
-    leaving.first_scanned =
-        work.scan->add(leaving.allocation->address() + leaving.chunk->offset, leaving.chunk->size_bytes);
+  if (work.scan == nullptr) return explain_missing_scan(device, scanned_blocks);
+  for (LeavingHandle& handle : work.handles) {
+    for (LeavingChunk& leaving : handle.chunks)
+      leaving.first_scanned = work.scan->add(leaving.address(), leaving.chunk->size_bytes);
   }
 }
 
-void Pause::note_blindness(int device, size_t scanned_blocks) {
+void Pause::explain_missing_scan(int device, size_t scanned_blocks) {
   if (scanned_blocks == 0 || DeviceKernels::of(device) == nullptr) return;  // not wanted; logged
-  note_ += (note_.empty() ? "" : "; ") + ("device " + std::to_string(device)) +
-           ": everything was copied, since no memory could be pinned for the tables that tell what has not changed: "
-           "raise host_limit or pinned_limit";
-}
-
-std::vector<int> Pause::devices() const {
-  std::vector<int> devices;
-  for (const auto& [device, work] : work_) {
-    // What is away is used by nothing that a trim would wait for.
-    if (!is_trim_ || !work.dropped.empty()) devices.push_back(device);
-  }
-  return devices;
-}
-
-void Pause::run_device(int device) {
-  DeviceWork& work = work_.at(device);
-  if (!work.leaving.empty()) move_out(work);
-  if (hands_over_memory()) drop(work);
-}
-
-void Pause::move_out(DeviceWork& work) {
-  work.expects_change = expects_change(work);
-  if (work.expects_change)
-    work.scan->launch_before_copies();
-  else if (work.scan != nullptr)
-    work.scan->launch();
-  std::optional<Copy> copy;  // its threads are not started where nothing must be copied
-  std::vector<Leaving*> submitted;
-  for (Leaving& leaving : work.leaving) {
-    decide(work, leaving);
-    if (leaving.ranges.empty()) {
-      land(work, leaving);
-    } else {
-      if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToStore, work.engine->cut());
-      submitted.push_back(&leaving);
-      submit(work, *copy, leaving);
-    }
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) land(work, *submitted[*job]);
-  }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) land(work, *submitted[*job]);
+  add_note(device,
+           "everything was copied, since no memory could be pinned for the tables that tell what has not "
+           "changed: raise host_limit or pinned_limit");
 }
 
 void Pause::run_last() {
-  if (is_trim_) forget_what_is_away();
-  for (auto& [device, work] : work_) {
-    if (work.has_dropped || work.dropped.empty()) continue;
-    const ContextScope scope(device);
-    drop(work);
+  drop_all();
+  for (const PausedAllocation& paused : paused_) {
+    paused.allocation->is_paused.store(true);
+    paused.allocation->is_unused =
+        std::find(paused.is_unused.begin(), paused.is_unused.end(), false) == paused.is_unused.end();
+    note_host_chunks(*paused.allocation);
   }
-  for (const auto& allocation : chosen_) {
-    allocation->is_paused.store(!is_trim_);
-    note_what_was_left(*allocation);
-  }
-  for (const Judged& judged : judged_) judged.allocation->is_unused = judged.is_unused;
 }
 
-// What lies on the host stayed there: a backup that was retained has older bytes of it.
-void Pause::note_what_was_left(const Allocation& allocation) noexcept {
+// Chunks on the host stayed there: a backup that was retained has older bytes of them.
+void Pause::note_host_chunks(const Allocation& allocation) noexcept {
   const auto stored = core().registry.backup_of(allocation);
   if (stored == nullptr) return;
   for (const Chunk& chunk : allocation.chunks) {
@@ -325,43 +227,34 @@ void Pause::note_what_was_left(const Allocation& allocation) noexcept {
   }
 }
 
-// After a failure: what left whole is paused, though the rest is not.
-void Pause::note_paused() noexcept {
-  for (const Kept& kept : kept_) {
-    if (kept.is_attached && kept.allocation->device_bytes() == 0) kept.allocation->is_paused.store(true);
-  }
-}
-
 void Pause::settle() noexcept {
-  for (auto& [device, work] : work_) {
-    // What was retained of an earlier pause is of no use once the content was dropped.
-    for (const Departure& departure : work.dropped) {
-      for (const auto& [allocation, chunk] : departure.chunks) {
-        if (allocation->resident_bytes() == 0 && !allocation->is_any_stored())
-          core().registry.set_backup(*allocation, nullptr);
+  work_.clear();
+  dropped_.clear();
+  for (PausedAllocation& paused : paused_) {
+    Allocation& allocation = *paused.allocation;
+    forget_backup_if_dropped(allocation);
+    // After a failure: what left whole is paused, though the rest is not.
+    if (paused.is_attached && allocation.device_bytes() == 0) allocation.is_paused.store(true);
+    if (paused.noted_bytes > 0 && !allocation.is_paused.load() && allocation.resident_bytes() == paused.noted_bytes)
+      request().moved->forget(allocation);
+    if (paused.stored != nullptr && allocation.device_bytes() > 0) {
+      discard_untouched(paused);
+      // A backup that holds nothing goes whole.
+      if (paused.is_attached && !paused.had_backup && !allocation.is_any_stored())
+        core().registry.set_backup(allocation, nullptr);
+    }
+    if (allocation.is_paused.load() || allocation.is_away()) {
+      // What did not leave the device has the verdicts of the pause before.
+      for (const Chunk& chunk : allocation.chunks) {
+        if (!chunk.is_on_device() || !chunk.is_resident()) continue;
+        for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
+          (*paused.verdicts)[block] = paused.earlier == nullptr ? Verdict::kNone : (*paused.earlier)[block];
       }
+      core().registry.set_verdicts(allocation, paused.verdicts);
     }
   }
-  work_.clear();
-  note_paused();
-  for (const Noted& noted : noted_) {
-    const Allocation& allocation = *noted.allocation;
-    if (!allocation.is_paused.load() && allocation.resident_bytes() == noted.resident_bytes)
-      request_.moved->forget(allocation);
-  }
-  noted_.clear();
-  chosen_.clear();
-  for (const Judged& judged : judged_) {
-    const Allocation& allocation = *judged.allocation;
-    if (!allocation.is_paused.load() && !allocation.is_away()) continue;
-    keep_verdicts_of_what_stayed(judged);
-    core().registry.set_verdicts(*judged.allocation, judged.verdicts);
-  }
-  judged_.clear();
-  for (const Kept& kept : kept_) {
-    if (kept.stored != nullptr && kept.allocation->device_bytes() > 0) forget_what_stayed(kept);
-  }
-  kept_.clear();
+  stored_.clear();
+  paused_.clear();
 }
 
 }  // namespace ebbtide

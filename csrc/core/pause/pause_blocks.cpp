@@ -1,65 +1,46 @@
-// What a pause does about each block: copies it, or says what stands for it.
+// What a pause does about each block: copies it, or notes what it comes back as.
 #include <algorithm>
 
 #include "core/pause/pause.h"
 
 namespace ebbtide {
-
-// Those of an earlier call where it left the allocation midway, which this one finishes.
-std::shared_ptr<Verdicts> Pause::begin_verdicts(const Allocation& allocation) {
-  const auto earlier = core().registry.verdicts_of(allocation);
-  if (earlier != nullptr && allocation.is_away()) return std::make_shared<Verdicts>(*earlier);
-  return std::make_shared<Verdicts>(allocation.size_bytes() / kernels::kBlockBytes);
-}
-
-void Pause::judge_whole(const Judged& judged, const Chunk& chunk, Verdict verdict) {
-  if (judged.verdicts == nullptr) return;
-  const auto first = judged.verdicts->begin() + static_cast<std::ptrdiff_t>(chunk.first_block());
-  std::fill_n(first, chunk.block_count(), verdict);
-}
-
-// After a failure: what did not leave the device has the verdicts of the pause before.
-void Pause::keep_verdicts_of_what_stayed(const Judged& judged) noexcept {
-  if (judged.verdicts == nullptr) return;
-  const auto earlier = core().registry.verdicts_of(*judged.allocation);
-  for (const Chunk& chunk : judged.allocation->chunks) {
-    if (!chunk.is_on_device() || !chunk.is_resident()) continue;
-    for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
-      (*judged.verdicts)[block] = earlier == nullptr ? Verdict::kNone : (*earlier)[block];
-  }
-}
+namespace {
 
 // Of all that is in use, which is not nothing: so something is copied behind the scan, and the chunk stays until then.
-bool Pause::changed_last_time(const Leaving& leaving) {
-  const Kept& kept = *leaving.kept;
-  if (kept.stored->backup->direct() == nullptr || kept.stored->has_windows() || kept.earlier == nullptr) return false;
+bool changed_last_time(const LeavingChunk& leaving) {
+  const PausedAllocation& paused = *leaving.paused;
+  const BackupRecord& record = *paused.stored;
+  if (record.backup->direct() == nullptr || record.has_windows() || paused.earlier == nullptr) return false;
   bool is_used = false;
   for (size_t block = leaving.chunk->first_block(); block < leaving.chunk->end_block(); ++block) {
-    if (kept.is_unused[block]) continue;
+    if (paused.is_unused[block]) continue;
     is_used = true;
-    if (!kept.stored->blocks[block].has_digest || (*kept.earlier)[block] != Verdict::kChanged) return false;
+    if (!record.blocks[block].has_digest || (*paused.earlier)[block] != Verdict::kChanged) return false;
   }
   return is_used;
 }
+
+}  // namespace
 
 // Whether the copies are queued behind the scan without a look at it: what changed before each of the last two pauses
 // has probably changed again. If not, that costs one copy, and the next pause looks first.
 bool Pause::expects_change(const DeviceWork& work) {
   const SkipRules& skip = core().rules.skip;
   if (work.scan == nullptr || !work.scan->is_short() || !skip.clean.load() || skip.must_compare.load()) return false;
-  return std::all_of(work.leaving.begin(), work.leaving.end(), changed_last_time);
+  return std::all_of(work.handles.begin(), work.handles.end(), [](const LeavingHandle& handle) {
+    return std::all_of(handle.chunks.begin(), handle.chunks.end(), changed_last_time);
+  });
 }
 
-void Pause::decide(DeviceWork& work, Leaving& leaving) {
-  leaving.ranges.clear();
+void Pause::decide(DeviceWork& work, LeavingChunk& leaving) {
   for (size_t index = 0; index < leaving.chunk->block_count(); ++index) {
     // Where change is expected, the reports are looked at when the copy has landed.
     const bool is_report_awaited = work.scan != nullptr && !work.expects_change;
     const kernels::BlockReport* const report =
         is_report_awaited ? &work.scan->report(leaving.first_scanned + index) : nullptr;
     const size_t block = leaving.chunk->first_block() + index;
-    const Verdict verdict = judge(*leaving.kept, block, report);
-    (*leaving.kept->verdicts)[block] = verdict;
+    const Verdict verdict = judge(*leaving.paused, block, report);
+    (*leaving.paused->verdicts)[block] = verdict;
     ReportRow& entry = row(*leaving.allocation);
     switch (verdict) {
       case Verdict::kClean: entry.clean += kernels::kBlockBytes; break;
@@ -70,17 +51,17 @@ void Pause::decide(DeviceWork& work, Leaving& leaving) {
   }
 }
 
-// Says what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for
+// Notes what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for
 // itself.
-Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* report) {
+Verdict Pause::judge(PausedAllocation& paused, size_t block, const kernels::BlockReport* report) {
   const SkipRules& skip = core().rules.skip;
-  StoredBlock& stored = kept.stored->blocks[block];
-  if (kept.is_unused[block]) {
+  StoredBlock& stored = paused.stored->blocks[block];
+  if (paused.is_unused[block]) {
     stored.stand_for_nothing(core().rules.dropped_value());
     stored.has_content = false;
     return Verdict::kUnused;
   }
-  const bool is_in_window = stored.is_touched && kept.stored->has_windows();
+  const bool is_in_window = stored.is_touched && paused.stored->has_windows();
   if (report != nullptr && report->is_constant != 0 && skip.constant.load() && !is_in_window) {
     stored.stand_for(report->value);
     stored.has_content = false;
@@ -99,16 +80,16 @@ Verdict Pause::judge(Kept& kept, size_t block, const kernels::BlockReport* repor
   return was_stored && is_uncompared ? Verdict::kUncompared : Verdict::kCopied;
 }
 
-bool Pause::keeps_digests(const DeviceWork& work, const Leaving& leaving) {
-  const BackupRecord& record = *leaving.kept->stored;
-  // What lies in a window may be written, by ways that nobody sees.
+bool Pause::keeps_digests(const DeviceWork& work, const LeavingChunk& leaving) {
+  const BackupRecord& record = *leaving.paused->stored;
+  // What lies in a window may be written, by ways that ebbtide does not see.
   const bool may_be_kept =
       leaving.allocation->policy.retain || record.kind == BackupKind::kPinned || core().rules.keeps_ahead.load();
   return may_be_kept && !record.has_windows() && work.scan != nullptr && core().rules.skip.clean.load();
 }
 
 // The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
-void Pause::note_digests(DeviceWork& work, const Leaving& leaving) {
+void Pause::note_digests(DeviceWork& work, const LeavingChunk& leaving) {
   if (leaving.ranges.empty() || !keeps_digests(work, leaving)) return;
   const size_t count = leaving.chunk->block_count();
   const kernels::BlockReport* const again = leaving.is_followed ? work.scan->second_look(leaving.first_scanned, count)
@@ -117,11 +98,11 @@ void Pause::note_digests(DeviceWork& work, const Leaving& leaving) {
     const size_t first = range.offset / kernels::kBlockBytes;
     for (size_t index = first; index < first + range.size_bytes / kernels::kBlockBytes; ++index) {
       const size_t block = leaving.chunk->first_block() + index;
-      StoredBlock& stored = leaving.kept->stored->blocks[block];
+      StoredBlock& stored = leaving.paused->stored->blocks[block];
       const kernels::BlockReport& before = work.scan->report(leaving.first_scanned + index);
       // The digest is still that of the last pause.
       if (work.expects_change && stored.digest != before.digest && before.is_constant == 0)
-        (*leaving.kept->verdicts)[block] = Verdict::kChanged;
+        (*leaving.paused->verdicts)[block] = Verdict::kChanged;
       stored.digest = again[index].digest;
       stored.has_digest = stored.digest == before.digest;
     }

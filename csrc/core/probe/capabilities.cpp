@@ -9,7 +9,7 @@
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "driver/stream.h"
-#include "store/staging.h"
+#include "store/host_memory.h"
 #include "vmm/mapping.h"
 #include "vmm/reservation.h"
 
@@ -64,11 +64,11 @@ Capability probe_host_memory(int device) {
 // A little pinned memory and a stream to use it on, idle when it goes; where that can't be had the memory is kept.
 class Bench {
  public:
-  Bench() : staging_(Staging::allocate(4 * kKiB)), stream_(Stream::create()) {}
+  Bench() : staging_(HostMemory::allocate(4 * kKiB)), stream_(Stream::create()) {}
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
   ~Bench() {
-    if (driver().cuStreamSynchronize(stream()) != CUDA_SUCCESS) staging_->poison();
+    if (driver().cuStreamSynchronize(stream()) != CUDA_SUCCESS) staging_->abandon();
   }
   CUstream stream() const { return stream_.get(); }
   template <typename T>
@@ -78,7 +78,7 @@ class Bench {
   void wait() const { stream_.synchronize(); }
 
  private:
-  std::unique_ptr<Staging> staging_;
+  std::unique_ptr<HostMemory> staging_;
   Stream stream_;
 };
 

@@ -144,24 +144,6 @@ bool Registry::is_missing(CUdeviceptr address, size_t size_bytes) const {
   return is_any_byte_away(address, size_bytes, false);
 }
 
-bool Registry::is_any_shared(const std::vector<CUdeviceptr>& addresses) const {
-  const std::lock_guard lock(mutex_);
-  std::map<const Backing*, std::pair<size_t, size_t>> counts;  // chunks of these allocations, and of all
-  for (const CUdeviceptr address : addresses) {
-    const auto found = by_address_.find(address);
-    if (found == by_address_.end()) continue;
-    if (found->second->is_held) return true;  // only an operation that waits for its holder can tell
-    for (const Chunk& chunk : found->second->chunks) {
-      if (!Backing::is_shared(chunk.backing)) continue;
-      auto& [count, all] = counts[chunk.backing.get()];
-      ++count;
-      all = static_cast<size_t>(chunk.backing.use_count());
-    }
-  }
-  return std::any_of(counts.begin(), counts.end(),
-                     [](const auto& entry) { return entry.second.first < entry.second.second; });
-}
-
 bool Registry::is_any_away(const Tag& tag) const {
   const std::lock_guard lock(mutex_);
   return tag.is_moving || tag.total().away_count > 0;

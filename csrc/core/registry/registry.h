@@ -171,9 +171,6 @@ class Registry {
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
   AheadSteps ahead_steps;
 
-  // Whether one of these allocations shares a handle with one that is not among them.
-  bool is_any_shared(const std::vector<CUdeviceptr>& addresses) const;
-
   // visit must not call back into the registry.
   void visit_tags(const std::function<void(const Tag&)>& visit) const;
   // Only the tag of this name; false if there is none, or a StateError if there must be.

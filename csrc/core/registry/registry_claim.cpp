@@ -233,7 +233,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   for (const auto& group : selection.groups) {
     look(group.allocations.size());
     for (const auto& allocation : group.allocations) {
-      if (allocation->is_doomed) {
+      if (allocation->is_doomed && allocation->is_held) {  // which ends here, where another group has it too
         erase_locked(allocation);
         doomed.push_back(allocation);
       }

@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/scope_exit.h"
+#include "core/move/backups.h"
+#include "core/transfer/copy_run.h"
 #include "driver/context.h"
 
 namespace ebbtide {
@@ -51,15 +53,17 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   const auto stored = core().registry.backup_of(*allocation);
   // Where a caller copies ahead, what did not change must not be copied again: but nobody asked for the memory.
   const bool is_wanted = stored != nullptr && (allocation->policy.retain || stored->kind == BackupKind::kPinned);
-  const bool is_spare = !request_.retain && stored != nullptr && !is_wanted && core().rules.keeps_ahead.load() &&
+  const bool is_spare = !request().retain && stored != nullptr && !is_wanted && core().rules.keeps_ahead.load() &&
                         stored->kind == allocation->policy.backup;
-  const bool is_retained = stored != nullptr && (request_.retain.value_or(is_wanted) || is_spare);
-  chosen_.push_back({allocation, stored, is_spare});
-  // Memory that nobody uses comes back as new memory would be made.
+  const bool is_retained = stored != nullptr && (request().retain.value_or(is_wanted) || is_spare);
+  ResumedAllocation& resumed =
+      resumed_.emplace_back(ResumedAllocation{allocation, stored, forgotten_blocks(*allocation, stored.get()),
+                                              is_retained, is_spare, allocation->is_any_stored()});
+  // Memory that nothing uses comes back as new memory would be made.
   const bool may_spill =
       allocation->is_trimmed && allocation->policy.overflow != Overflow::kNone && !takes_over_memory();
-  const auto unused = stored != nullptr ? forgotten_blocks(*allocation, *stored) : nullptr;
   DeviceWork& work = work_[allocation->device];
+  add_device(allocation->device);
   for (Chunk& chunk : allocation->chunks) {
     if (chunk.is_resident()) continue;
     if (chunk.has_stale_memory()) chunk.backing->release();
@@ -67,69 +71,58 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
     const bool may_be_on_host = !is_stored && (chunk.home == Place::kHost || may_spill);
     const bool is_on_host = chunk.is_detached.load() ? chunk.is_on_host() : may_be_on_host;
     work.bytes += is_on_host || chunk.is_detached.load() ? 0 : chunk.size_bytes;
-    Returning& returning =
-        work.returning.emplace_back(Returning{.allocation = allocation,
-                                              .chunk = &chunk,
-                                              .stored = is_stored ? stored : nullptr,
-                                              .unused = unused,
-                                              .is_retained = is_retained,
-                                              .keeps_bytes = is_retained || (is_stored && stored->is_looked_at()),
-                                              .is_dropped = chunk.place.load() == Place::kDropped,
-                                              .is_on_host = is_on_host,
-                                              .ranges = {}});
-    work.has_poison |= must_poison_ && returning.is_dropped;
-    if (is_stored) add_ranges(work, returning);
+    ReturningChunk& returning =
+        work.returning.emplace_back(ReturningChunk{.of = &resumed,
+                                                   .chunk = &chunk,
+                                                   .stored = is_stored ? stored.get() : nullptr,
+                                                   .is_dropped = chunk.place.load() == Place::kDropped,
+                                                   .is_on_host = is_on_host});
+    add_ranges(work, returning);
   }
 }
 
-// What died while it was away comes back as what was dropped does. Where somebody looks at the stored bytes, all of
-// them go on standing for themselves.
-std::shared_ptr<const std::vector<bool>> Resume::forgotten_blocks(const Allocation& allocation,
-                                                                  const BackupRecord& stored) {
-  if (request_.unused.empty() || stored.is_looked_at()) return nullptr;
-  return std::make_shared<const std::vector<bool>>(unused_blocks(core(), request_, allocation));
+// What died while it was away comes back as what was dropped does. Where there is a view of the stored bytes, all of
+// them stay as they are.
+std::vector<bool> Resume::forgotten_blocks(const Allocation& allocation, const BackupRecord* stored) {
+  if (stored == nullptr || request().unused.empty() || stored->is_looked_at()) return {};
+  return unused_blocks(core(), request(), allocation);
 }
 
 // The chunk's block of this number, as it comes back. The record itself changes when that has happened.
-StoredBlock Resume::block_of(const Returning& returning, size_t index) const {
+StoredBlock Resume::block_of(const ReturningChunk& returning, size_t index) const {
   const size_t number = returning.chunk->first_block() + index;
   StoredBlock block = returning.stored->blocks[number];
-  if (returning.is_unused(number)) block.stand_for_nothing(must_poison_ ? kPoison : kernels::Value{});
+  if (!returning.of->unused.empty() && returning.of->unused[number])
+    block.stand_for_nothing(must_poison_ ? kPoison : kernels::Value{});
   return block;
 }
 
-void Resume::add_ranges(DeviceWork& work, Returning& returning) {
-  const Chunk& chunk = *returning.chunk;
-  for (size_t index = 0; index < chunk.block_count(); ++index) {
-    const StoredBlock block = block_of(returning, index);
-    if (block.is_constant) {
-      work.fill_count += block.value == kernels::Value{} || block.value == kPoison ? 0 : 1;
-      work.has_poison |= block.value == kPoison;
-      continue;
-    }
-    const size_t offset = index * kernels::kBlockBytes;
+void Resume::add_ranges(DeviceWork& work, ReturningChunk& returning) {
+  visit_values(returning, [&](size_t /*offset*/, size_t size_bytes, const kernels::Value& value) {
+    work.has_poison |= value == kPoison;
+    if (value != kernels::Value{} && value != kPoison) work.fill_count += size_bytes / kernels::kBlockBytes;
+  });
+  if (returning.stored == nullptr) return;
+  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
+    if (block_of(returning, index).is_constant) continue;
     work.copied_bytes += kernels::kBlockBytes;
     work.staged_bytes += returning.stored->backup->direct() == nullptr ? kernels::kBlockBytes : 0;
-    if (!returning.ranges.empty() && returning.ranges.back().offset + returning.ranges.back().size_bytes == offset) {
-      returning.ranges.back().size_bytes += kernels::kBlockBytes;
-    } else {
-      returning.ranges.push_back({offset, kernels::kBlockBytes});
-    }
+    add_block(returning.ranges, index * kernels::kBlockBytes);
   }
   work.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
 }
 
 // What the caller wants first comes first, the rest in the order of allocation.
 void Resume::put_in_order(DeviceWork& work) {
-  if (request_.order.empty()) return;
+  if (request().order.empty()) return;
   auto& all = work.returning;
   std::vector<size_t> by_address(all.size());
   std::iota(by_address.begin(), by_address.end(), size_t{0});
   std::sort(by_address.begin(), by_address.end(),
             [&](size_t a, size_t b) { return all[a].address() < all[b].address(); });
-  std::vector<size_t> ranks(all.size(), request_.order.size());
-  for (size_t rank = 0; rank < request_.order.size(); ++rank) {
-    const AddressRange& range = request_.order[rank];
+  std::vector<size_t> ranks(all.size(), request().order.size());
+  for (size_t rank = 0; rank < request().order.size(); ++rank) {
+    const AddressRange& range = request().order[rank];
     auto index = std::partition_point(by_address.begin(), by_address.end(), [&](size_t each) {
       return all[each].address() + all[each].chunk->size_bytes <= range.address;
     });
@@ -140,7 +133,7 @@ void Resume::put_in_order(DeviceWork& work) {
   std::vector<size_t> order(all.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
-  std::vector<Returning> ordered;
+  std::vector<ReturningChunk> ordered;
   ordered.reserve(all.size());
   for (const size_t index : order) ordered.push_back(std::move(all[index]));
   all = std::move(ordered);
@@ -163,72 +156,46 @@ void Resume::take_fill_table(DeviceWork& work) {
   work.fills = reinterpret_cast<kernels::BlockFill*>(work.engine->table(work.fill_count * sizeof(kernels::BlockFill)));
 }
 
-std::vector<int> Resume::devices() const {
-  std::vector<int> devices;
-  for (const auto& [device, work] : work_) devices.push_back(device);
-  return devices;
-}
-
 void Resume::run_device(int device) {
   DeviceWork& work = work_.at(device);
+  if (work.delivery) return follow_delivery(work);
   // Whatever happens, nothing may be queued into memory that goes back.
   const ScopeExit end([&]() noexcept { abandon_fills(work); });
-  std::optional<Copy> copy;
-  std::vector<Returning*> submitted;
-  for (Returning& returning : work.returning) {
+  CopyRun<ReturningChunk> run(
+      work.engine.get(), CopyDirection::kToDevice, [&](const ReturningChunk& returning) { arrive(work, returning); },
+      takes_over_memory());
+  for (ReturningChunk& returning : work.returning) {
     if (Group& group = work.groups[returning.group]; !group.backing->mapping.is_mapped()) map(device, work, group);
     fill(work, returning);
-    if (returning.ranges.empty()) {
-      arrive(work, returning);
-    } else {
-      if (!copy) copy.emplace(work.engine->engine(), CopyDirection::kToDevice, work.engine->cut(), takes_over_memory());
-      submitted.push_back(&returning);
-      copy->submit(
-          {returning.address(), returning.stored->backup.get(), returning.chunk->offset, returning.ranges, false});
-    }
-    while (const auto job = copy ? copy->poll_landed() : std::nullopt) arrive(work, *submitted[*job]);
+    Backup* const backup = returning.stored == nullptr ? nullptr : returning.stored->backup.get();
+    run.submit(returning, {returning.address(), backup, returning.chunk->offset, returning.ranges});
   }
-  while (const auto job = copy ? copy->finish_next() : std::nullopt) arrive(work, *submitted[*job]);
+  run.finish();
 }
 
-void Resume::set_bytes(DeviceWork& work, Returning& returning, size_t offset, size_t size_bytes, unsigned char value) {
+void Resume::set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes,
+                       unsigned char value) {
   work.is_filling = returning.has_fills = true;
   check(driver().cuMemsetD8Async(returning.address() + offset, value, size_bytes,
                                  work.engine->engine().side_stream().get()),
         "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
 }
 
-// Blocks of one value, and, in memory that somebody else had, of zeros.
-void Resume::fill(DeviceWork& work, Returning& returning) {
+// Blocks of one value, and, in memory that was used before, of zeros.
+void Resume::fill(DeviceWork& work, ReturningChunk& returning) {
   const bool is_fresh = work.groups[returning.group].is_fresh;
-  if (returning.stored == nullptr) {
-    const bool is_poisoned = must_poison_ && returning.is_dropped;
-    if (is_poisoned || !is_fresh)
-      set_bytes(work, returning, 0, returning.chunk->size_bytes, is_poisoned ? kPoisonByte : 0);
-    return;
-  }
   const size_t first_fill = work.fills_used;
-  // Before the block at hand: one call for all that lie together.
-  std::optional<unsigned char> byte;
-  size_t run_bytes = 0;
-  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
-    const StoredBlock block = block_of(returning, index);
-    const size_t offset = index * kernels::kBlockBytes;
-    std::optional<unsigned char> next;
-    if (block.is_constant && block.value == kernels::Value{} && !is_fresh) next = 0;
-    if (block.is_constant && block.value == kPoison) next = kPoisonByte;
-    if (byte && next != byte) {
-      set_bytes(work, returning, offset - run_bytes, run_bytes, *byte);
-      run_bytes = 0;
+  visit_values(returning, [&](size_t offset, size_t size_bytes, const kernels::Value& value) {
+    if (value == kernels::Value{} || value == kPoison) {
+      if (value == kPoison || !is_fresh)
+        set_bytes(work, returning, offset, size_bytes, value == kPoison ? kPoisonByte : 0);
+      return;
     }
-    byte = next;
-    run_bytes += next ? kernels::kBlockBytes : 0;
-    if (!next && block.is_constant && block.value != kernels::Value{})
-      work.fills[work.fills_used++] = {returning.address() + offset, block.value};
-  }
-  if (byte) set_bytes(work, returning, returning.chunk->size_bytes - run_bytes, run_bytes, *byte);
+    for (size_t done = 0; done < size_bytes; done += kernels::kBlockBytes)
+      work.fills[work.fills_used++] = {returning.address() + offset + done, value};
+  });
   if (work.fills_used == first_fill) return;
-  const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation->device);
+  const DeviceKernels* const kernels = DeviceKernels::of(returning.allocation().device);
   if (kernels == nullptr) throw StateError("the kernels that found constant blocks can't be loaded any more");
   work.is_filling = returning.has_fills = true;
   kernels->fill(work.engine->engine().side_stream().get(), work.fills + first_fill,
@@ -244,7 +211,7 @@ void Resume::abandon_fills(DeviceWork& work) noexcept {
   work.is_filling = false;
 }
 
-void Resume::arrive(DeviceWork& work, const Returning& returning) {
+void Resume::arrive(DeviceWork& work, const ReturningChunk& returning) {
   Group& group = work.groups[returning.group];
   if (--group.missing > 0) return;
   const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
@@ -257,11 +224,11 @@ void Resume::arrive(DeviceWork& work, const Returning& returning) {
   for (const size_t index : group.members) note_arrival(group, work.returning[index]);
 }
 
-void Resume::note_arrival(const Group& group, Returning& returning) {
+void Resume::note_arrival(const Group& group, ReturningChunk& returning) {
   Chunk& chunk = *returning.chunk;
-  ReportRow& entry = row(*returning.allocation);
+  ReportRow& entry = row(returning.allocation());
   entry.bytes += group.wants_device_memory() ? chunk.size_bytes : 0;
-  returning.allocation->is_paused.store(false);
+  returning.of->allocation->is_paused.store(false);
   chunk.place.store(group.is_on_host ? Place::kHost : Place::kDevice, std::memory_order_release);
   chunk.is_detached.store(false, std::memory_order_release);
   chunk.home = chunk.place.load();
@@ -271,11 +238,11 @@ void Resume::note_arrival(const Group& group, Returning& returning) {
     stored = block_of(returning, index);
     (stored.is_unused ? entry.unused : stored.is_constant ? entry.constant : entry.copied) += kernels::kBlockBytes;
   }
-  if (!returning.keeps_bytes) forget(returning);
+  if (!returning.of->is_retained && !returning.stored->is_looked_at()) forget(returning);
 }
 
 // The chunk's backup has done its duty: its pages go back now, beside the copies of the others.
-void Resume::forget(Returning& returning) {
+void Resume::forget(ReturningChunk& returning) {
   BackupRecord& stored = *returning.stored;
   if (stored.kind != BackupKind::kRam || stored.is_pinned()) return;  // goes whole, at the end
   const Chunk& chunk = *returning.chunk;
@@ -290,29 +257,30 @@ void Resume::forget(Returning& returning) {
 
 // Those of which nothing had to come back, too.
 void Resume::run_last() {
-  for (const Chosen& chosen : chosen_) chosen.allocation->is_paused.store(false);
+  for (const ResumedAllocation& resumed : resumed_) resumed.allocation->is_paused.store(false);
 }
 
 void Resume::settle() noexcept {
   for (auto& [device, work] : work_) abandon_delivery(device, work);
-  for (const Chosen& chosen : chosen_) {
-    chosen.allocation->is_arriving.store(false);
-    if (chosen.stored != nullptr && !chosen.allocation->wants_resume()) chosen.stored->is_spare = chosen.is_spare;
-  }
-  chosen_.clear();
   for (auto& [device, work] : work_) {
     give_back_unused(work);
-    for (const Returning& returning : work.returning) {
+    for (const ReturningChunk& returning : work.returning) {
       Chunk& chunk = *returning.chunk;
       if (!chunk.is_resident() && !chunk.backing->has_memory()) chunk.backing = Backing::nothing();
-      // The backup has done its duty once everything is back, unless it is retained; whoever looks at it keeps it
-      // alive, and then it is not retained: the next pause would write into it.
-      if (returning.allocation->is_away() || returning.stored == nullptr) continue;
-      if (!returning.is_retained || returning.stored->has_views())
-        core().registry.set_backup(*returning.allocation, nullptr);
     }
   }
   work_.clear();
+  for (const ResumedAllocation& resumed : resumed_) {
+    Allocation& allocation = *resumed.allocation;
+    allocation.is_arriving.store(false);
+    if (resumed.stored == nullptr) continue;
+    if (!allocation.wants_resume()) resumed.stored->is_spare = resumed.is_spare;
+    // The backup has done its duty once everything is back, unless it is retained. An open view keeps it alive, and
+    // then it is not retained: the next pause would write into it.
+    const bool is_needed = resumed.is_retained && !resumed.stored->has_views();
+    if (resumed.was_stored && !allocation.is_away() && !is_needed) core().registry.set_backup(allocation, nullptr);
+  }
+  resumed_.clear();
 }
 
 }  // namespace ebbtide

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -8,8 +9,8 @@
 
 #include "core/move/move.h"
 #include "core/resume/arrivals.h"
+#include "core/transfer/engine_pool.h"
 #include "driver/device_kernels.h"
-#include "store/copy.h"
 
 namespace ebbtide {
 
@@ -21,12 +22,10 @@ class Resume : public Move {
  public:
   // Both outlive it. tags: what comes back.
   Resume(Core& core, const OperationRequest& request, const TagRequest& tags)
-      : Move(core), request_(request), tags_(tags), must_poison_(core.rules.must_poison.load()) {}
-  OperationKind kind() const override { return OperationKind::kResume; }
+      : Move(core, request, OperationKind::kResume), tags_(tags), must_poison_(core.rules.must_poison.load()) {}
   TagClaim claim() const override;
   void prepare(const Allocations& allocations) override;
   bool takes_memory_away() const override { return false; }
-  std::vector<int> devices() const override;
   void run_device(int device) override;
   void run_last() override;
   void settle() noexcept override;
@@ -35,11 +34,9 @@ class Resume : public Move {
   // The sizes of the handles that come back, by device, in the order in which they will be mapped.
   std::map<int, std::vector<uint64_t>> returning_sizes() const;
 
-  // The background alternative to run_device(), after prepare(): maps everything in the calling thread and queues the
-  // copies. Null, with nothing done, where a device can't be copied to in the background.
+  // After prepare(): maps everything in the calling thread and queues the copies in the background; then run_device()
+  // waits until they have landed. Null, with nothing done, where a device can't be copied to in the background.
   std::unique_ptr<Arrivals> launch();
-  // After launch(), in place of run_device(): waits until the queued copies have landed.
-  void follow_device(int device);
 
  protected:
   // Whether memory comes from a pause at the same time. Then it holds old bytes, it may have to be waited for, and the
@@ -54,27 +51,27 @@ class Resume : public Move {
   virtual std::optional<TakenMemory> take_memory(int /*device*/, uint64_t /*size_bytes*/) { return std::nullopt; }
 
  private:
-  struct Returning {
-    std::shared_ptr<Allocation> allocation;
-    Chunk* chunk;
-    std::shared_ptr<BackupRecord> stored;             // null for what was dropped
-    std::shared_ptr<const std::vector<bool>> unused;  // by block of the allocation: comes back as if dropped; or null
-    bool is_retained;                                 // the store's bytes stay for the next pause
-    bool keeps_bytes;                                 // or for a view of them
-    bool is_dropped = false;                          // nothing has its bytes
-    bool is_on_host = false;                          // where it goes
-    bool has_fills = false;                           // the device is writing into it, beside the copies
-    size_t group = 0;                                 // of the work's groups
-    size_t delivered = 0;                             // it is whole when so many pieces of the delivery have arrived
-    std::vector<CopyRange> ranges;                    // what must be copied; the rest is one value each
-
-    CUdeviceptr address() const { return allocation->address() + chunk->offset; }
-    bool is_unused(size_t block) const { return unused != nullptr && (*unused)[block]; }
-  };
-  struct Chosen {
+  struct ResumedAllocation {
     std::shared_ptr<Allocation> allocation;
     std::shared_ptr<BackupRecord> stored;  // or null
-    bool is_spare;                         // what it will be once all is back
+    std::vector<bool> unused;              // by block: comes back as if it was dropped; empty: none does
+    bool is_retained;                      // the store's bytes stay for the next pause
+    bool is_spare;                         // what the backup will be once all is back
+    bool was_stored;                       // some of it
+  };
+  struct ReturningChunk {
+    const ResumedAllocation* of;
+    Chunk* chunk;
+    BackupRecord* stored;             // null for what was dropped, or is detached
+    bool is_dropped = false;          // nothing has its bytes
+    bool is_on_host = false;          // where it goes
+    bool has_fills = false;           // the device is writing into it, beside the copies
+    size_t group = 0;                 // of the work's groups
+    size_t delivered = 0;             // it is whole when so many pieces of the delivery have arrived
+    std::vector<CopyRange> ranges{};  // what must be copied; the rest is one value each
+
+    const Allocation& allocation() const { return *of->allocation; }
+    CUdeviceptr address() const { return allocation().address() + chunk->offset; }
   };
   // The chunks that come back behind one handle.
   struct Group {
@@ -93,11 +90,11 @@ class Resume : public Move {
     DeviceSet peers;
     uint64_t bytes = 0;  // of device memory
     uint64_t copied_bytes = 0;
-    uint64_t staged_bytes = 0;         // of which through the ring
-    bool has_files = false;            // some of these
-    size_t fill_count = 0;             // blocks of one value that kernels write
-    bool has_poison = false;           // some blocks are kPoison
-    std::vector<Returning> returning;  // in the order in which they come
+    uint64_t staged_bytes = 0;              // of which through the ring
+    bool has_files = false;                 // some of these
+    size_t fill_count = 0;                  // blocks of one value that kernels write
+    bool has_poison = false;                // some blocks are kPoison
+    std::vector<ReturningChunk> returning;  // in the order in which they come
     std::vector<Group> groups;
     std::unique_ptr<EnginePool::Loan> engine;
     kernels::BlockFill* fills = nullptr;  // in the engine's table
@@ -109,12 +106,15 @@ class Resume : public Move {
   };
 
   void select(const std::shared_ptr<Allocation>& allocation);
-  void add_ranges(DeviceWork& work, Returning& returning);
-  std::shared_ptr<const std::vector<bool>> forgotten_blocks(const Allocation& allocation, const BackupRecord& stored);
-  StoredBlock block_of(const Returning& returning, size_t index) const;
+  void add_ranges(DeviceWork& work, ReturningChunk& returning);
+  std::vector<bool> forgotten_blocks(const Allocation& allocation, const BackupRecord* stored);
+  StoredBlock block_of(const ReturningChunk& returning, size_t index) const;
+  // Visits what is not copied: visit(offset, size_bytes, value) for each longest range of one value.
+  template <typename Visit>
+  void visit_values(const ReturningChunk& returning, const Visit& visit) const;
   void put_in_order(DeviceWork& work);
   void group(DeviceWork& work);
-  static bool may_share(const Returning& one, const Returning& other);
+  static bool may_share(const ReturningChunk& one, const ReturningChunk& other);
   bool can_deliver() const;
   void try_create_memory(int device, DeviceWork& work);
   void create_memory(int device, DeviceWork& work);
@@ -123,24 +123,39 @@ class Resume : public Move {
   void borrow_engine(int device, DeviceWork& work);
 
   void map(int device, DeviceWork& work, Group& group);
-  void fill(DeviceWork& work, Returning& returning);
-  void set_bytes(DeviceWork& work, Returning& returning, size_t offset, size_t size_bytes, unsigned char value);
+  void fill(DeviceWork& work, ReturningChunk& returning);
+  void set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes, unsigned char value);
   void abandon_fills(DeviceWork& work) noexcept;
-  void arrive(DeviceWork& work, const Returning& returning);
-  void note_arrival(const Group& group, Returning& returning);
-  void forget(Returning& returning);
-  void plan_delivery(DeviceWork& work, Returning& returning);
+  void arrive(DeviceWork& work, const ReturningChunk& returning);
+  void note_arrival(const Group& group, ReturningChunk& returning);
+  void forget(ReturningChunk& returning);
+  void plan_delivery(DeviceWork& work, ReturningChunk& returning);
   bool prepare_deliveries();
   void launch_delivery(int device, DeviceWork& work);
+  void follow_delivery(DeviceWork& work);
   void take_fill_table(DeviceWork& work);
   void abandon_delivery(int device, DeviceWork& work) noexcept;
   void give_back_unused(DeviceWork& work) noexcept;
 
-  const OperationRequest& request_;
   const TagRequest& tags_;
   const bool must_poison_;  // what was dropped; else it reads as zeros
-  std::vector<Chosen> chosen_;
+  std::deque<ResumedAllocation> resumed_;
   std::map<int, DeviceWork> work_;  // by device
 };
+
+template <typename Visit>
+void Resume::visit_values(const ReturningChunk& returning, const Visit& visit) const {
+  const Chunk& chunk = *returning.chunk;
+  if (returning.stored == nullptr)
+    return visit(0, chunk.size_bytes, must_poison_ && returning.is_dropped ? kPoison : kernels::Value{});
+  for (size_t first = 0, end = 0; first < chunk.block_count(); first = end) {
+    const StoredBlock block = block_of(returning, first);
+    for (end = first + 1; end < chunk.block_count() && block.is_constant; ++end) {
+      const StoredBlock next = block_of(returning, end);
+      if (!next.is_constant || next.value != block.value) break;
+    }
+    if (block.is_constant) visit(first * kernels::kBlockBytes, (end - first) * kernels::kBlockBytes, block.value);
+  }
+}
 
 }  // namespace ebbtide

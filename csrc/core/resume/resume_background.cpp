@@ -24,7 +24,7 @@ std::unique_ptr<Arrivals> Resume::launch() {
       work.delivery = std::make_shared<Delivery>(work.engine->engine(), work.has_files);
       work.delivery->reserve(work.copied_bytes);
     }
-    for (Returning& returning : work.returning) {
+    for (ReturningChunk& returning : work.returning) {
       if (work.delivery) plan_delivery(work, returning);
       arrivals->add({returning.address(), returning.chunk->size_bytes}, work.delivery, returning.delivered);
     }
@@ -38,31 +38,22 @@ std::unique_ptr<Arrivals> Resume::launch() {
   }
   // Only now: where something was missing on one device, nothing is queued on any.
   for (auto& [device, work] : work_) launch_delivery(device, work);
-  for (const Chosen& chosen : chosen_) chosen.allocation->is_arriving.store(true);
+  for (const ResumedAllocation& resumed : resumed_) resumed.allocation->is_arriving.store(true);
   return arrivals;
 }
 
-void Resume::plan_delivery(DeviceWork& work, Returning& returning) {
+void Resume::plan_delivery(DeviceWork& work, ReturningChunk& returning) {
   Delivery& delivery = *work.delivery;
   const size_t count_before = delivery.piece_count();
-  const auto add_value = [&](size_t index, kernels::Value value) {
-    delivery.add_value(returning.address() + index * kernels::kBlockBytes, value, kernels::kBlockBytes);
-  };
-  if (returning.stored == nullptr) {
-    const size_t poisoned = must_poison_ && returning.is_dropped ? returning.chunk->block_count() : 0;
-    for (size_t index = 0; index < poisoned; ++index) add_value(index, kPoison);
-    if (poisoned > 0) returning.delivered = delivery.piece_count();
-    return;
-  }
   for (const CopyRange& range : returning.ranges) {
     delivery.add_copy(returning.address() + range.offset, *returning.stored->backup,
                       returning.chunk->offset + range.offset, range.size_bytes);
   }
-  for (size_t index = 0; index < returning.chunk->block_count(); ++index) {
-    const StoredBlock block = block_of(returning, index);
-    if (!block.is_constant || block.value == kernels::Value{}) continue;  // its memory is fresh, and reads as zeros
-    add_value(index, block.value);
-  }
+  visit_values(returning, [&](size_t offset, size_t size_bytes, const kernels::Value& value) {
+    if (value == kernels::Value{}) return;  // its memory is fresh, and reads as zeros
+    for (size_t done = 0; done < size_bytes; done += kernels::kBlockBytes)
+      delivery.add_value(returning.address() + offset + done, value, kernels::kBlockBytes);
+  });
   if (delivery.piece_count() > count_before) returning.delivered = delivery.piece_count();
 }
 
@@ -95,11 +86,8 @@ void Resume::launch_delivery(int device, DeviceWork& work) {
   work.hold.emplace(core().deferred_frees, device);
 }
 
-void Resume::follow_device(int device) {
-  DeviceWork& work = work_.at(device);
-  // Nothing had to be copied: its memory is mapped, and all of it is there.
-  if (!work.delivery) return run_device(device);
-  for (Returning& returning : work.returning) {
+void Resume::follow_delivery(DeviceWork& work) {
+  for (ReturningChunk& returning : work.returning) {
     work.delivery->wait_for(returning.delivered);
     if (work.delivery->arrived() < returning.delivered) break;
     arrive(work, returning);
@@ -118,7 +106,7 @@ void Resume::abandon_delivery(int device, DeviceWork& work) noexcept {
     // What failed is known: it is why this is called, or the caller's wish.
   }
   const bool is_whole = std::all_of(work.returning.begin(), work.returning.end(),
-                                    [](const Returning& returning) { return returning.chunk->is_resident(); });
+                                    [](const ReturningChunk& returning) { return returning.chunk->is_resident(); });
   if (is_whole) return;
   try {
     synchronize_device(device);

@@ -13,28 +13,28 @@ namespace ebbtide {
 
 // Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so
 // that others may have their memory, do not share it; nor does memory that nobody uses, which a trim may want.
-bool Resume::may_share(const Returning& one, const Returning& other) {
-  const auto is_alone = [](const Returning& each) { return each.is_on_host || each.chunk->is_detached.load(); };
+bool Resume::may_share(const ReturningChunk& one, const ReturningChunk& other) {
+  const auto is_alone = [](const ReturningChunk& each) { return each.is_on_host || each.chunk->is_detached.load(); };
   if (is_alone(one) || is_alone(other)) return false;
-  if (one.allocation == other.allocation) return true;
-  const auto is_freed_with_its_pool = [](const Returning& each) {
-    const Policy& policy = each.allocation->policy;
+  if (one.of == other.of) return true;
+  const auto is_freed_with_its_pool = [](const ReturningChunk& each) {
+    const Policy& policy = each.allocation().policy;
     return policy.overflow == Overflow::kNone && !policy.is_freed_singly;
   };
-  return one.allocation->policy == other.allocation->policy && is_freed_with_its_pool(one) &&
-         is_freed_with_its_pool(other) && !one.allocation->is_unused && !other.allocation->is_unused &&
-         one.allocation->addresses->is_of_one_reservation_with(*other.allocation->addresses);
+  return one.allocation().policy == other.allocation().policy && is_freed_with_its_pool(one) &&
+         is_freed_with_its_pool(other) && !one.allocation().is_unused && !other.allocation().is_unused &&
+         one.allocation().addresses->is_of_one_reservation_with(*other.allocation().addresses);
 }
 
 void Resume::group(DeviceWork& work) {
   auto& returning = work.returning;
   std::vector<policy::Extent> handles;
   handles.reserve(returning.size());
-  for (const Returning& each : returning) handles.push_back({each.address(), each.chunk->size_bytes});
+  for (const ReturningChunk& each : returning) handles.push_back({each.address(), each.chunk->size_bytes});
   uint64_t most_bytes =
       policy::most_shared_bytes(work.copied_bytes, work.bytes, core().rules.shared_handle_bytes.load());
   if (std::any_of(returning.begin(), returning.end(),
-                  [](const Returning& each) { return each.allocation->tag->was_swapped.load(); }))
+                  [](const ReturningChunk& each) { return each.allocation().tag->was_swapped.load(); }))
     most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
   auto members = policy::group_neighbours(
       handles, most_bytes, [&](size_t one, size_t other) { return may_share(returning[one], returning[other]); });
@@ -43,7 +43,7 @@ void Resume::group(DeviceWork& work) {
             [&](const auto& one, const auto& other) { return first_of(one) < first_of(other); });
   work.groups.reserve(members.size());
   for (auto& each : members) {
-    const Returning& first = returning[each.front()];
+    const ReturningChunk& first = returning[each.front()];
     Group group;  // settle() sees whole ones only
     group.address = first.address();
     group.is_on_host = first.is_on_host;
@@ -80,7 +80,7 @@ void Resume::create_memory_by_room(int device, DeviceWork& work) {
   for (Group& group : work.groups) {
     if (!group.is_on_host || group.is_detached) continue;
     if (!room) room = look_at_device(core(), device);
-    const uint64_t allocation_bytes = work.returning[group.members.front()].allocation->size_bytes();
+    const uint64_t allocation_bytes = work.returning[group.members.front()].allocation().size_bytes();
     if (group.size_bytes > policy::usable_bytes(*room, allocation_bytes)) continue;
     try {
       group.backing->charge = core().budgets.device.charge(device, group.size_bytes);
@@ -147,7 +147,7 @@ void Resume::map(int device, DeviceWork& work, Group& group) {
     }
   }
   for (const size_t index : group.members) {
-    if (group.members.size() > 1) backing.addresses.push_back(work.returning[index].allocation->addresses);
+    if (group.members.size() > 1) backing.addresses.push_back(work.returning[index].allocation().addresses);
   }
   backing.mapping = core().peers.map(group.address, backing.memory, device, work.peers);
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/settings.h"
@@ -51,55 +52,48 @@ bool has_room(Pin pin) {
 
 }  // namespace
 
+EnginePool::EnginePool(HostBudget& budget, PinnedBudget& pinned_budget)
+    : budget_(budget), holder_(budget.holder(kRing)), pinned_budget_(pinned_budget) {}
+
 EnginePool::Loan::~Loan() {
   if (entry_.engine != nullptr) pool_->give_back(std::move(entry_));
 }
 
 std::byte* EnginePool::Loan::table(size_t size_bytes) {
-  if (entry_.table == nullptr || entry_.table->size_bytes() < size_bytes) {
+  const HostMemory* const table = entry_.table.memory.get();
+  if (table == nullptr || table->size_bytes() < size_bytes) {
     const ContextScope scope(entry_.engine->device());
-    pool_->pin_table(size_bytes, entry_);
+    PinnedBlock larger = pool_->pin_table(size_bytes);
+    std::swap(entry_.table, larger);
   }
-  return entry_.table->bytes();
+  return entry_.table.memory->bytes();
 }
 
 std::byte* EnginePool::Loan::try_table(size_t size_bytes) {
-  return has_room([&] { table(size_bytes); }) ? entry_.table->bytes() : nullptr;
-}
-
-void EnginePool::pin_table(uint64_t size_bytes, Entry& entry) {
-  // An entry's first charge names the holder of all: the table that comes before the ring has its name.
-  const char* const purpose = entry.engine == nullptr ? kRing : "tables for the GPU";
-  auto table = pin(round_up(size_bytes, kTableUnit), purpose, entry, Staging::allocate);
-  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
-  // The charge keeps the smaller one's bytes as well, until the engine goes: too much, never too little.
-  entry.table = std::move(table);
-}
-
-// Of an entry that has no engine yet: with its charges.
-void EnginePool::drop_table(Entry& entry) noexcept {
-  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
-  entry = {};
+  return has_room([&] { table(size_bytes); }) ? entry_.table.memory->bytes() : nullptr;
 }
 
 template <typename Make>
-std::unique_ptr<Staging> EnginePool::pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging) {
-  PinnedCharge pinned = pinned_budget_.charge(size_bytes, purpose);
-  HostCharge charge = budget_.charge_outside_cgroups(size_bytes, purpose);
-  std::unique_ptr<Staging> staging = make_staging(size_bytes);
-  held_bytes_.fetch_add(staging->size_bytes());
-  entry.charge.merge(std::move(charge));
-  entry.pinned.merge(std::move(pinned));
-  return staging;
+EnginePool::PinnedBlock EnginePool::pin(uint64_t size_bytes, const char* purpose, Make make) {
+  PinnedBlock block;
+  block.pinned = pinned_budget_.charge(size_bytes, purpose);
+  block.charge = budget_.charge_outside_cgroups(size_bytes, purpose);
+  block.charge.hold_for(holder_);
+  block.memory = make(size_bytes);
+  return block;
+}
+
+EnginePool::PinnedBlock EnginePool::pin_table(uint64_t size_bytes) {
+  return pin(round_up(size_bytes, kTableUnit), "tables for the GPU", HostMemory::allocate);
 }
 
 // As large as the budgets and the system allow.
-std::unique_ptr<Staging> EnginePool::pin_ring(uint64_t wanted_bytes, int threads, Entry& entry) {
-  const auto make_ring = [&](uint64_t size_bytes) { return Staging::pin(size_bytes, threads); };
+EnginePool::PinnedBlock EnginePool::pin_ring(uint64_t wanted_bytes, int threads) {
+  const auto make_ring = [&](uint64_t size_bytes) { return HostMemory::pin(size_bytes, threads); };
   for (uint64_t size_bytes = wanted_bytes;; size_bytes = round_up(size_bytes / 2, policy::kLeastRingBytes)) {
     const bool is_last_try = size_bytes <= policy::kLeastRingBytes;
     try {
-      return pin(size_bytes, kRing, entry, make_ring);
+      return pin(size_bytes, kRing, make_ring);
     } catch (const StoreError&) {
       if (is_last_try) throw;
     } catch (const DriverError& error) {
@@ -117,32 +111,21 @@ EnginePool::Entry EnginePool::make(int device, const policy::CopyNeed& need, uin
   const ContextScope scope(device);
   const int threads = policy::plan_copy(need, ring_bytes).threads;
   Entry entry;
-  std::unique_ptr<Staging> staging;
+  // Before the ring, which takes all that it gets. Where that leaves too little for the least ring, there is no table.
+  if (table_bytes > 0) has_room([&] { entry.table = pin_table(table_bytes); });
   try {
-    // Before the ring, which takes all that it gets.
-    if (table_bytes > 0 && !has_room([&] { pin_table(table_bytes, entry); })) table_bytes = 0;
-    staging = pin_ring(ring_bytes, threads, entry);
+    entry.ring = pin_ring(ring_bytes, threads);
   } catch (const StoreError&) {
-    drop_table(entry);
-    if (table_bytes == 0) throw;
-    return make(device, need, ring_bytes, 0);
-  } catch (...) {
-    drop_table(entry);
-    throw;
+    if (entry.table.memory == nullptr) throw;
+    (void)std::exchange(entry.table, {});  // its memory goes before its charges
+    entry.ring = pin_ring(ring_bytes, threads);
   }
-  const uint64_t bytes = staging->size_bytes();
-  try {
-    entry.engine = std::make_unique<CopyEngine>(device, std::move(staging));
-    const std::lock_guard lock(mutex_);
-    // For the way back, which must not need memory.
-    kept_.reserve(made_ + 1);
-    poisoned_.reserve(made_ + 1);
-    ++made_;
-  } catch (...) {
-    held_bytes_.fetch_sub(bytes);
-    drop_table(entry);
-    throw;
-  }
+  entry.engine = std::make_unique<CopyEngine>(device, std::move(entry.ring.memory));
+  const std::lock_guard lock(mutex_);
+  // For the way back, which must not need memory.
+  kept_.reserve(made_ + 1);
+  poisoned_.reserve(made_ + 1);
+  ++made_;
   return entry;
 }
 
@@ -194,9 +177,7 @@ EnginePool::Loan EnginePool::borrow(int device, const policy::CopyNeed& need, co
 }
 
 // Unpins, which takes long: never under the mutex.
-void EnginePool::drop(Entry entry) noexcept {
-  held_bytes_.fetch_sub(entry.ring_bytes());
-  if (entry.table != nullptr) held_bytes_.fetch_sub(entry.table->size_bytes());
+void EnginePool::drop(Entry /*entry*/) noexcept {
   const std::lock_guard lock(mutex_);
   --made_;
 }

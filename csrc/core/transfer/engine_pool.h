@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -24,13 +23,18 @@ struct EngineExtras {
 // are charged to the host budget.
 class EnginePool {
  public:
-  EnginePool(HostBudget& budget, PinnedBudget& pinned_budget) : budget_(budget), pinned_budget_(pinned_budget) {}
+  EnginePool(HostBudget& budget, PinnedBudget& pinned_budget);
 
-  struct Entry {
+  // Pinned memory with its charges, which outlive it.
+  struct PinnedBlock {
     HostCharge charge;
     PinnedCharge pinned;
+    std::unique_ptr<HostMemory> memory;
+  };
+  struct Entry {
+    PinnedBlock ring;  // whose memory the engine has
     std::unique_ptr<CopyEngine> engine;
-    std::unique_ptr<Staging> table;  // pinned memory for what kernels read and write; null until it is wanted
+    PinnedBlock table;  // for what kernels read and write; without memory until it is wanted
     uint64_t ring_bytes() const { return engine->staging().size_bytes(); }
   };
   // Owns an engine for the length of a copy.
@@ -60,29 +64,28 @@ class EnginePool {
   Loan borrow(int device, const policy::CopyNeed& need, const EngineExtras& extras = {});
   // Gives the kept engines back to the system.
   void trim() noexcept;
-  // Pinned memory of all rings.
-  uint64_t held_bytes() const { return held_bytes_.load(); }
+  // Pinned memory of all rings and tables.
+  uint64_t held_bytes() const { return holder_.bytes.load(); }
 
  private:
   Entry make(int device, const policy::CopyNeed& need, uint64_t ring_bytes, uint64_t table_bytes);
   Entry take_kept(int device, uint64_t ring_bytes);
   Entry take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes, uint64_t table_bytes);
-  void pin_table(uint64_t size_bytes, Entry& entry);
-  void drop_table(Entry& entry) noexcept;
-  std::unique_ptr<Staging> pin_ring(uint64_t wanted_bytes, int threads, Entry& entry);
+  PinnedBlock pin_table(uint64_t size_bytes);
+  PinnedBlock pin_ring(uint64_t wanted_bytes, int threads);
   template <typename Make>
-  std::unique_ptr<Staging> pin(uint64_t size_bytes, const char* purpose, Entry& entry, Make make_staging);
+  PinnedBlock pin(uint64_t size_bytes, const char* purpose, Make make);
   bool try_keep(Entry& entry) noexcept;
   void give_back(Entry entry) noexcept;
   void drop(Entry entry) noexcept;
 
   HostBudget& budget_;
+  HostHolder& holder_;
   PinnedBudget& pinned_budget_;
   std::mutex mutex_;
   std::vector<Entry> kept_;
   std::vector<Entry> poisoned_;
   size_t made_ = 0;  // and not dropped: kept_ and poisoned_ have room for all of them
-  std::atomic<uint64_t> held_bytes_{0};
 };
 
 // The cores that this process may use: by affinity and by the cgroups' cpu quotas.

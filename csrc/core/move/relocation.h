@@ -1,0 +1,77 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "core/move/move.h"
+#include "core/transfer/block_scan.h"
+#include "driver/stream.h"
+
+namespace ebbtide {
+
+// Moves chunks to other memory at the same addresses. The new memory first lies behind addresses of its own, those of a
+// spare allocation, until all bytes are in it. Then each handle of old memory is unmapped, and the new memory mapped in
+// its place. If that fails, the old memory is mapped again; if that fails too, the chunks are detached.
+//
+// Chunks that share a handle move together, each to a handle of its own. What a failure leaves to the spare allocation
+// is freed like any other memory.
+class Relocation : public Move {
+ public:
+  bool takes_memory_away() const final { return true; }
+  void run_device(int device) final;
+  void settle() noexcept override;
+
+ protected:
+  struct Source {
+    std::shared_ptr<Allocation> allocation;
+    Chunk* chunk;
+    Chunk* spare = nullptr;  // the chunk of the spare allocation that it moves to
+    HostTwin twin = {};
+    size_t first_scanned = 0;  // the number of its first block in the scan, where it has a twin
+    uint64_t clean_bytes = 0;  // that the new memory held already
+    CUdeviceptr address() const { return allocation->address() + chunk->offset; }
+  };
+  using Sources = std::vector<Source>;  // behind one handle
+  // Handles that are copied at the same time.
+  struct Batch {
+    std::vector<Sources> handles;
+    std::shared_ptr<Allocation> spare;
+    std::unique_ptr<EnginePool::Loan> engine;
+    std::unique_ptr<BlockScan> scan;  // null: nothing is known of the content
+  };
+  // The place is the one that the chunks move to.
+  Relocation(Core& core, const OperationRequest& request, OperationKind kind, Place place)
+      : Move(core, request, kind), place_(place) {}
+
+  // Takes what one batch needs, in run_device(). False: there is no room for this one and for all later ones.
+  virtual bool begin(int /*device*/, Batch& /*batch*/) { return true; }
+  virtual void copy(const Batch& batch, Source& source, const Stream& stream);
+  virtual void note_copied(Batch& /*batch*/) {}
+  // The chunks of a handle are in their place. The old memory goes after this, unless the spare allocation gets it.
+  virtual void note_moved(int /*device*/, Batch& /*batch*/, const Sources& /*sources*/,
+                          const std::shared_ptr<Backing>& /*old*/) {}
+
+  static void copy_range(CUdeviceptr to, CUdeviceptr from, size_t size_bytes, const Stream& stream);
+  // Throws StateError where the driver can't copy within a device.
+  static void require_copies(const char* operation);
+  // The resident chunks on devices, by handle, in the order of addresses.
+  std::vector<Sources> by_handle(const Allocations& allocations);
+  void add_spare(Batch& batch, Source& source) const;
+  // With device memory.
+  void add_device_spare(Batch& batch, Source& source);
+  // After the last spare chunk.
+  void reserve_addresses(Batch& batch);
+  // Where there is no room for its tables, there is no scan.
+  void make_scan(int device, Batch& batch, size_t block_count);
+
+  std::map<int, std::vector<Batch>> batches_;  // by device
+
+ private:
+  void copy_all(int device, Batch& batch);
+  void remap(int device, Batch& batch, const Sources& sources);
+
+  const Place place_;
+};
+
+}  // namespace ebbtide
