@@ -22,12 +22,12 @@ void add_row(void* rows, const ebbtide_report_row* row) {
   static_cast<std::vector<ebbtide_report_row>*>(rows)->push_back(*row);
 }
 
-const char* kind_of(const ReportRecord& report) { return kKinds.at(static_cast<size_t>(report.totals.kind)); }
+const char* kind_name(const ReportRecord& report) { return kKinds.at(static_cast<size_t>(report.totals.kind)); }
 
 // All but the rows at once, for the cost of one attribute.
 py::tuple plain(const ReportRecord& report) {
   const auto& [tag, device, bytes, copied, skipped, clean, unused, constant] = report.totals.sum;
-  return py::make_tuple(kind_of(report), bytes, copied, skipped, clean, unused, constant, report.totals.seconds,
+  return py::make_tuple(kind_name(report), bytes, copied, skipped, clean, unused, constant, report.totals.seconds,
                         report.totals.note);
 }
 
@@ -96,7 +96,7 @@ void register_records(py::module_& module) {
   py::class_<ReportRecord>(module, "Report") EBBTIDE_TOTAL("bytes", sum.bytes) EBBTIDE_TOTAL("copied", sum.copied)
       EBBTIDE_TOTAL("skipped", sum.skipped) EBBTIDE_TOTAL("clean", sum.clean) EBBTIDE_TOTAL("unused", sum.unused)
           EBBTIDE_TOTAL("constant", sum.constant) EBBTIDE_TOTAL("seconds", seconds) EBBTIDE_TOTAL("note", note)
-              .def_property_readonly("kind", &kind_of)
+              .def_property_readonly("kind", &kind_name)
               .def_property_readonly("rows", &rows_of)
               .def_property_readonly("left", &left_of)
               .def_property_readonly("plain", &plain);
