@@ -62,7 +62,7 @@ class Driver:
         context, is_rdma_capable = c_void_p(), c_int()
         self.call("cuInit", 0)
         self.call("cuDeviceGetAttribute", byref(is_rdma_capable), RDMA_CAPABLE_ATTRIBUTE, 0)
-        self._properties.flags[RDMA_FLAG] = is_rdma_capable.value  # as everybody's memory who may be asked to send it
+        self._properties.flags[RDMA_FLAG] = is_rdma_capable.value  # as memory that other processes may import
         self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
         self.call("cuCtxSetCurrent", context)
 

@@ -100,7 +100,7 @@ def link(direction: Direction) -> Limit:
 
 
 def rate(gigabytes_per_second: float) -> Limit:
-    """The row's bytes at a fixed rate: for what is asked for in GB/s, whatever this machine's limit is."""
+    """The row's bytes at a fixed rate: for targets in GB/s, whatever this machine's limit is."""
     return Limit(f"{gigabytes_per_second:g} GB/s", lambda _, size_bytes: size_bytes / gigabytes_per_second / 1e9)
 
 

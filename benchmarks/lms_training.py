@@ -130,7 +130,7 @@ def moved_between(before: Mapping[str, float], after: Mapping[str, float]) -> di
 
 
 def measure_limited(sizes: Sizes, make: Make, limit: Callable[[int], int]) -> Measured:
-    """Metric "step" under large model support. `limit` makes the limit of what is needed without, in bytes.
+    """Metric "step" under large model support. `limit` makes the limit from the bytes needed without one.
 
     The facts `moved_bytes` and `moved_to_host_bytes` are those of the last step.
     """

@@ -162,7 +162,7 @@ class Sizes:
         disk_scale: the same for what goes to disk.
         copied_bytes, thread_counts: what so many threads copy.
         tuned_bytes, tuned_thread_counts: the same, to choose the number of threads by.
-        no_backup_tensors, no_backup_tensor_bytes: what is dropped at pause.
+        no_backup_tensors, no_backup_tensor_bytes: the tensors that a pause drops.
         link_bytes: one pinned copy.
         touched_bytes: of fresh host memory.
         handle_bytes: of the driver's handles among which the best is looked for.

@@ -30,7 +30,7 @@ def take_back(*_):
 
 def after_step(optimizer, *_):
     if is_lent:
-        print(saver.adopt(optimizer, tag="job"))  # parameters, gradients, states; what is in the tag already stays
+        print(saver.adopt(optimizer, tag="job"))  # parameters, gradients, states; tensors in the tag stay
         torch.cuda.empty_cache()
         print(saver.pause("job"), flush=True)
         while is_lent:

@@ -16,7 +16,7 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("docs/api.md", "docs/c_api.md", "docs/cli/reference.md")
 _COLUMNS = 120
-# Between the two comments stands what is made.
+# The tool writes the text between the two comments.
 _MARK = re.compile(r"^<!-- reference: (\S+) -->\n(?:(?:(?!<!-- ).*\n)*<!-- end -->\n)?", re.MULTILINE)
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _ENTRY = re.compile(r"^([\w.]+(?:, [\w.]+)*): (.*)$", re.DOTALL)

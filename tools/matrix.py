@@ -290,7 +290,7 @@ def try_row(row: Row, interpreters: Mapping[str, Path], sources: str, options: a
 
 
 def read_result(row: Row, sources: str) -> Result | None:
-    """What is known of the row with these sources."""
+    """The result of the row with these sources, if there is one."""
     path = WORK / "results" / f"{row.name}.json"
     result = Result(**json.loads(path.read_text())) if path.is_file() else None
     return result if result is not None and result.sources == sources else None
@@ -339,7 +339,7 @@ def make_table(rows: Sequence[Row], lines: Mapping[Row, str]) -> str:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rows", default="", help="those whose name has one of these words: 2.6.0,py3.10")
-    parser.add_argument("--list", action="store_true", help="name the rows and what is known of them, and end")
+    parser.add_argument("--list", action="store_true", help="name the rows and their results, and end")
     parser.add_argument("--again", action="store_true", help="also rows that have a result for these sources")
     parser.add_argument("--keep", action="store_true", help="leave the environments")
     parser.add_argument("--jobs", type=int, default=2, help="processes for the tests of a row")

@@ -2,7 +2,7 @@
 
 First come, first offloaded, until `quota_bytes` have left in a step; backward loads `ahead_bytes` ahead of need, and
 forward waits for copies beyond so many bytes. So the device holds up to `ahead_bytes` more than what the quota leaves.
-Good enough for a model whose steps are all equal and whose saved tensors nobody else holds.
+Good enough for a model whose steps are all equal and whose saved tensors have no other holder.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ class _Saved:
             self._copied = stream.record_event()
 
     def leave(self) -> None:
-        """What is allocated next in this stream may have its memory."""
+        """The next allocation in this stream may have its memory."""
         torch.cuda.current_stream().wait_event(self._copied)
         self._source = None
 

@@ -9,7 +9,7 @@ SPLIT = 1
 
 
 def take_and_free(size_bytes: int, metric: str, measured: Measured) -> None:
-    """All of it on the host: the device's limit is what is there already."""
+    """All of it on the host: the device's limit is the memory in use."""
     watch = Stopwatch()
     address = _core.alloc("chunks", size_bytes, overflow=SPLIT)
     measured.add(metric, watch.stop()[0])

@@ -64,7 +64,7 @@ def time_both(measured: Measured, variant: str, tensor: torch.Tensor, pause: Cal
 
 
 def time_nothing(measured: Measured) -> None:
-    """A pause of what is paused, and a resume of what is resident: asking alone."""
+    """A pause of a paused tag, and a resume of a resident one: the call alone."""
     saver.pause(TAG)
     watch = Stopwatch()
     saver.pause(TAG)

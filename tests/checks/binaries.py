@@ -1,4 +1,4 @@
-"""What a binary needs and exports, read with readelf and nm, and what is wrong with it."""
+"""A binary's needs and exports, read with readelf and nm, and its faults."""
 
 import re
 import subprocess

@@ -23,7 +23,7 @@ POLICIES = (
 
 
 class Held:
-    """A tensor and the digest of what is in it; `backup` is what its region says."""
+    """A tensor and the digest of its content; `backup` is that of its region."""
 
     def __init__(self, tensor, backup):
         self.tensor = tensor
@@ -158,7 +158,7 @@ class Cycles:
         self.check(tags)
 
     def settle(self):
-        """Waits for what is under way."""
+        """Waits for running operations."""
         for one in (*self.pending, *self.preparations):
             one.wait()
         self.pending.clear()
@@ -201,7 +201,7 @@ class Cycles:
         self.check(self.resident())
 
     def rest(self):
-        """All resident, nothing retained, every trimmed segment back: what is held now does not hang on the past."""
+        """All resident, nothing retained, every trimmed segment back: the held memory does not depend on the past."""
         self.settle()
         saver.resume(*self.tags)
         self.check(self.tags)

@@ -31,7 +31,7 @@ def private_names(text: str, own: Container[str] = ()) -> set[str]:
 
 
 def names_looked_up(text: str) -> set[str]:
-    """What is given to `torch_names.find`."""
+    """The names that are given to `torch_names.find`."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and _chain(node.func) in (["find"], ["torch_names", "find"]):

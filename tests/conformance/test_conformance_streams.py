@@ -1,4 +1,4 @@
-"""Streams, events and host functions: order, waiting, polling, and what is refused."""
+"""Streams, events and host functions: order, waiting, polling, and refusals."""
 
 import ctypes
 import threading

@@ -63,7 +63,7 @@ TEST_F(BackgroundResume, OneThatEverybodyLetGoOfGoesOn) {
   pause();
   sim().set_delay("ebbtide_deliver", kPieceDelay);
   PendingResume::start(claim(OperationKind::kResume));
-  EXPECT_TRUE(core().registry.is_away(address, 2 * kChunk)) << "nobody waited for it";
+  EXPECT_TRUE(core().registry.is_away(address, 2 * kChunk)) << "no caller waited for it";
   sim().set_delay("ebbtide_deliver", 0);
   core().registry.wait_for({.names = {"w"}, .addresses = {}, .only = nullptr});
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
@@ -269,7 +269,7 @@ TEST_F(BackgroundResume, ADeviceThatDiesInTheMiddleEndsAResumeInTheBackground) {
   } catch (const DriverError& error) {
     EXPECT_EQ(error.code, CUDA_ERROR_ILLEGAL_ADDRESS);
   }
-  EXPECT_TRUE(pending->is_ready({address, 48 * kChunk})) << "nobody waits for what does not come";
+  EXPECT_TRUE(pending->is_ready({address, 48 * kChunk})) << "no stream may wait for bytes that do not come";
 }
 
 TEST_F(BackgroundResume, WhereTheDeviceHasNoSuchWaitsTheCallingThreadWaits) {

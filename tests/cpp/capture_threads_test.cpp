@@ -48,7 +48,7 @@ TEST_F(ThreadsTest, FreesOfALayerAboveAreTriedWithOurs) {
                                    []() noexcept { return waiting; }};
   frees = &core().deferred_frees;
   waiting = 1;
-  EXPECT_FALSE(give_back_caches(core())) << "nobody is known to wait";
+  EXPECT_FALSE(give_back_caches(core())) << "no waiting thread is known";
   frees->retry_also(kMore);
   EXPECT_EQ(frees->count(), 1u);
   core().capture_gate.begin_capture();

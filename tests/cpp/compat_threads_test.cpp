@@ -142,7 +142,7 @@ TEST(CompatThreads, TheVariablesDecideAtFirstUse) {
   ::setenv("TMS_INIT_CPU_BACKUP_BACKEND", "mmap", 1);
   ::setenv("TMS_RETAIN_CPU_BACKUP", "maybe", 1);
   EXPECT_EQ(state(), "on default mmap");
-  EXPECT_FALSE(tms_get_retain_cpu_backup()) << "what is malformed is ignored";
+  EXPECT_FALSE(tms_get_retain_cpu_backup()) << "malformed values are ignored";
   ::setenv("TMS_INIT_ENABLE", "0", 1);
   std::thread([] { EXPECT_EQ(state(), "on default mmap"); }).join();
 }

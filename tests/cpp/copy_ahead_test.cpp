@@ -1,4 +1,4 @@
-// Copies ahead of a pause: what is in use goes to its backup in steps, and the pause copies what has changed since.
+// Copies ahead of a pause: memory in use goes to its backup in steps, and the pause copies later changes.
 #include "core/operation/ahead.h"
 
 #include <gtest/gtest.h>

@@ -213,7 +213,7 @@ TEST(CaptureGateTest, PermitsAndCapturesExcludeEachOther) {
     has_begun = true;
   });
   while (!gate.is_capturing()) std::this_thread::yield();
-  EXPECT_FALSE(gate.try_enter()) << "a capture that waits lets nobody in, or it would wait for ever";
+  EXPECT_FALSE(gate.try_enter()) << "a waiting capture lets no operation in, or it would wait for ever";
   first.reset();
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_FALSE(has_begun);

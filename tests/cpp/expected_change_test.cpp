@@ -1,4 +1,4 @@
-// What changed before each of the last two pauses is copied before anybody looks at the scan. A wrong guess costs one
+// Blocks that changed before each of the last two pauses are copied before the scan is read. A wrong guess costs one
 // copy.
 #include <gtest/gtest.h>
 
@@ -73,7 +73,7 @@ const Calls kExpecting = {"cuLaunchKernel",     "cuMemcpyDtoHAsync",  "cuLaunchK
 
 TEST_F(ExpectedChangeTest, ItIsCopiedBeforeAnybodyWaits) {
   const CUdeviceptr address = alloc_noted({BackupKind::kPinned}, {kChunk});
-  pause();  // makes what is made once
+  pause();  // makes everything that is made once
   resume();
   for (const Calls& calls : {kCareful, kCareful, kExpecting, kExpecting}) {
     fill(address, kChunk, ++seed_);

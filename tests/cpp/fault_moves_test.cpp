@@ -83,7 +83,7 @@ TEST_F(MovesFaults, Invariant3_PinnedBackups) {
   sweep_all({items, pause_all, resume_all, {resume_all, pause_all}});
 }
 
-// Its copies are queued before anybody looks at the scan. What is kept in RAM is pinned by then.
+// Its copies are queued before the scan is read. A retained backup in RAM is pinned by then.
 TEST_F(MovesFaults, Invariant3_PinnedMemoryThatChangesEachTime) {
   const Act pause_all = [&] { pause(); };
   const Act resume_all = [&] { resume(); };

@@ -70,7 +70,7 @@ class OverflowWorld : public CoreTest {
   // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets.
   void expect_sound(const std::string& when);
   void expect_resident(const std::string& when);
-  // Checks what is left once everything is freed: the pool's memory, and it counts.
+  // Checks the rest once everything is freed: the pool's memory, and it counts.
   void expect_nothing_left();
 
   std::vector<Item> items_;

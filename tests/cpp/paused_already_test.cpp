@@ -29,7 +29,7 @@ TEST_F(PausedAlreadyTest, Invariant2_NoLaterPauseForgetsWhatWasLeftOnTheHost) {
   EXPECT_FALSE(is_paused(whole));
   expect_resident("resumed");
   pause({"w"}, BackupKind::kNone);
-  EXPECT_EQ(host_bytes(item) + host_bytes(whole), 0u) << "what is not paused is dropped as ever";
+  EXPECT_EQ(host_bytes(item) + host_bytes(whole), 0u) << "memory that is not paused is dropped";
 }
 
 TEST_F(PausedAlreadyTest, Invariant2_NoPromotionAndNoSwapTakesWhatWasLeftOnTheHost) {

@@ -32,7 +32,7 @@ TEST(Bytes, FormatIsReadable) {
   EXPECT_EQ(format_bytes(15 * kGiB), "15 GiB");
   EXPECT_EQ(format_bytes(kUnlimited), "no limit");
   EXPECT_EQ(format_bytes(kUnlimited - 1), "16 EiB");
-  EXPECT_EQ(format_amount(kUnlimited), "16 EiB") << "nobody asks for no limit";
+  EXPECT_EQ(format_amount(kUnlimited), "16 EiB") << "never shown: there is no limit";
   EXPECT_EQ(format_amount(kKiB), "1 KiB");
 }
 

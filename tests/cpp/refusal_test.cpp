@@ -82,7 +82,7 @@ TEST_F(RefusalTest, HoldersAddUpToWhatIsHeldAndEachByteHasOne) {
   HostCharge record;  // takes the holder of the first that is merged into it
   record.merge(part.split_promised(kMiB));
   record.merge(whole.split_promised(kMiB));
-  EXPECT_EQ(tag.bytes.load(), 4 * kMiB) << "what is merged counts with the one that takes it";
+  EXPECT_EQ(tag.bytes.load(), 4 * kMiB) << "a merged charge counts with the one that takes it";
   part.give_back_touched(kMiB);
   whole.give_back_promised();
   EXPECT_EQ(tag.bytes.load(), 3 * kMiB);

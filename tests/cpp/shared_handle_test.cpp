@@ -117,7 +117,7 @@ TEST_F(SharedTest, MemoryThatNobodyUsesDoesNotShare) {
     resume();
     EXPECT_EQ(handles(), 3u) << "a pool's idle memory lies in the middle";
     come_back();
-    EXPECT_EQ(handles(), 1u) << "nobody says that it is idle";
+    EXPECT_EQ(handles(), 1u) << "it is not known to be idle";
     for (const CUdeviceptr part : parts) deallocate(core(), part);
   }
 }

@@ -30,7 +30,7 @@ TEST(StepFollower, AnEqualStepFollowsThePlan) {
         EXPECT_LE(most(next.held), static_cast<int64_t>(limits.limit_bytes));
         expect_same_departures(next.done, make_plan(as_recorded(record), limits));
         EXPECT_LE(planned, 1.005 * replay(record, next.done).seconds);
-        EXPECT_LE(replay(record, next.done).seconds, 1.02 * planned) << "it knows less of what is between two turns";
+        EXPECT_LE(replay(record, next.done).seconds, 1.02 * planned) << "it knows less of the time between two turns";
       }
       EXPECT_EQ(checked.follower.plans_made(), 1u);
       EXPECT_EQ(checked.late_loads, 0u);

@@ -323,7 +323,7 @@ TEST(StepReplay, LlamaKeepsTheLinksBusy) {
 }
 
 // Its first layers save more in a second than the link moves, and they reach the limit early in forward. From then on
-// the link is too slow for what is saved, whatever the plan. So the ideal is out of reach, and the least time counts.
+// the link is too slow for the saved bytes, whatever the plan. So the ideal is out of reach, and the least time counts.
 TEST(StepReplay, ResNetKeepsTheLinksBusy) {
   expect_replay("resnet", resnet_step(), {{80, 0.999}, {60, 0.945}, {40, 0.95}});
 }

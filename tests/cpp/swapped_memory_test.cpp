@@ -121,7 +121,7 @@ TEST_F(SwappedMemoryTest, ThePlaceholderKeepsWhatNoWholePieceFitsInto) {
   SwappedMemory swapped(0, kOne, kTwo);
   swapped.announce(kTwo);
   swapped.create_ahead({kTwo}, kOne, charge(kOne));
-  EXPECT_EQ(live_bytes(), kTwo) << "the difference is held by nobody's handle";
+  EXPECT_EQ(live_bytes(), kTwo) << "no handle holds the difference";
   sim().set_capacity(0, kTwo);
   offer(swapped, leaving);
   EXPECT_EQ(live_bytes(), kOne);

@@ -20,7 +20,7 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAPauseNotEvenOnTheirOwn
   Slow slow("cuMemcpyDtoHAsync", kStand, [&] { pause({"w"}); });
   const CUdeviceptr fresh = alloc("w", kChunk);
   deallocate(core(), doomed);
-  EXPECT_EQ(core().registry.find(doomed), nullptr) << "freed, whoever still holds it";
+  EXPECT_EQ(core().registry.find(doomed), nullptr) << "freed, although an operation holds it";
   EXPECT_THROW(deallocate(core(), doomed), InvalidArgument);
   deallocate(core(), other);
   deallocate(core(), alloc("other", kChunk));

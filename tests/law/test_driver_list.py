@@ -13,7 +13,7 @@ Resolve = Callable[[str, int], int]
 
 
 def find_faults(functions_def: Path, cuda_include: Path) -> list[str]:
-    """What is wrong with the list when cuda.h is held against it."""
+    """The differences between the list and cuda.h."""
     listed = read_driver_functions(functions_def)
     typed = typed_versions(set(listed), cuda_include)
     faults = [f"{name} is no function of cuda.h" for name in listed if name not in typed]

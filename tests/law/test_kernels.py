@@ -36,7 +36,7 @@ def read_entries(ptx: str) -> dict[str, list[str]]:
 
 
 def find_faults(csrc: Path, make_ptx: ModuleType) -> list[str]:
-    """What is wrong with the PTX below csrc."""
+    """The faults of the PTX below csrc."""
     ptx = (csrc / make_ptx.PTX).read_text()
     faults = []
     if f"// sources: {make_ptx.digest_sources(csrc)}\n" not in ptx:

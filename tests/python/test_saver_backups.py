@@ -269,7 +269,7 @@ def test_named_files_go_at_exit_and_those_of_a_killed_process_with_the_next(run_
     killed = run_python_with_torch(PAUSED_AND_THEN.format("os.kill(os.getpid(), signal.SIGKILL)"), **environment)
     assert killed.stdout == "1\n"
     (left,) = tmp_path.iterdir()
-    (tmp_path / "ebbtide_backup_list").write_text("somebody's own")
+    (tmp_path / "ebbtide_backup_list").write_text("a file of the user")
     last = "print(sorted(os.listdir(os.environ['EBBTIDE_DISK_DIRECTORY'])))"
     again = run_python_with_torch(PAUSED_AND_THEN.format(last), **environment)
     assert left.name not in again.stdout

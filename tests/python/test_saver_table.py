@@ -19,7 +19,7 @@ def test_the_backup_of_what_was_dropped_is_none(saver, tag, tag2):
     assert (table[tag].backups, table[tag2].backups) == ((None,), ("disk",))
     saver.resume(tag, tag2)
     table = saver.tags()
-    assert (table[tag].backups, table[tag2].backups) == (("ram",), ("pinned",)), "what is asked for from now on"
+    assert (table[tag].backups, table[tag2].backups) == (("ram",), ("pinned",)), "the backup from now on"
 
 
 def test_flags_are_refused_before_anything_moves(saver, tag):

@@ -99,7 +99,7 @@ class Stage:
 
     Attributes:
         name: what a killed mutant is said to be killed by.
-        targets: what is built first.
+        targets: the targets that are built first.
         tool: the command of ctest or of pytest, without a choice of tests.
         chosen: of ctest a regular expression, or nothing for all; of pytest files or tests.
         left_out: of ctest regular expressions, of pytest tests.
@@ -170,7 +170,7 @@ def python_tests(path: str) -> tuple[str, ...]:
 
 
 def make_stages(tree: Path, path: str, ctest: tuple[str, ...], pytest: tuple[str, ...]) -> list[Stage]:
-    """What is asked of a mutant of this file, the likeliest and cheapest first."""
+    """The tests of a mutant of this file, the likeliest and cheapest first."""
     room = path.split("/")[1]
     named = tests_that_name(tree, path)
     sweeps = find_tests(file for file in (tree / "tests" / "cpp").glob("*.cpp") if is_sweep(file))
