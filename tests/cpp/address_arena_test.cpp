@@ -111,7 +111,7 @@ TEST_F(AddressArenaTest, AReservationGoesWithTheLastOfItsAddresses) {
   EXPECT_EQ(Live::now().reservations, 1u);
 }
 
-TEST_F(AddressArenaTest, WhatIsAsLargeAsAReservationOrLargerHasOneOfItsOwn) {
+TEST_F(AddressArenaTest, ARangeAsLargeAsAReservationHasOneOfItsOwn) {
   for (const uint64_t size_bytes : {kLarge, kLarge + kChunk, 2 * kLarge}) {
     Addresses large = arena_.take(size_bytes);
     EXPECT_EQ(large.size_bytes(), size_bytes);

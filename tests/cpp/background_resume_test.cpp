@@ -57,7 +57,7 @@ TEST_F(BackgroundResume, AnAsynchronousResumeTellsOfArrivalsAndEndsWithItsReport
   }
 }
 
-TEST_F(BackgroundResume, OneThatEverybodyLetGoOfGoesOn) {
+TEST_F(BackgroundResume, OneWithoutAHolderGoesOn) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   fill(address, 2 * kChunk, 1);
   pause();
@@ -71,7 +71,7 @@ TEST_F(BackgroundResume, OneThatEverybodyLetGoOfGoesOn) {
   EXPECT_EQ(core().events.after(0).back().kind, "resume");
 }
 
-TEST_F(BackgroundResume, WhatIsOnItsWayIsAwayAndNotMissing) {
+TEST_F(BackgroundResume, ArrivingMemoryIsAwayAndNotMissing) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   const CUdeviceptr other = alloc("other", kChunk);
   const auto is_missing = [&](CUdeviceptr each) { return core().registry.is_missing(each, 2 * kChunk); };
@@ -153,7 +153,7 @@ TEST_F(BackgroundResume, Invariant12_AFreeDoesNotWaitForAResumeInTheBackground) 
   EXPECT_TRUE(holds(address, 3 * kChunk, 1));
 }
 
-TEST_F(BackgroundResume, MemoryThatWasFreedMeanwhileIsWorthWaitingForBeforeSomebodyIsTurnedAway) {
+TEST_F(BackgroundResume, MemoryThatWasFreedMeanwhileIsAwaitedBeforeARefusal) {
   core().budgets.device.set_limit(8 * kChunk);
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
   fill(address, 3 * kChunk, 1);
@@ -227,7 +227,7 @@ TEST_F(BackgroundResume, OneValueBlocksComeBackInTheForegroundAfterATryInTheBack
                           [](unsigned char byte) { return byte == 7; }));
 }
 
-TEST_F(BackgroundResume, WhatIsLaunchedIsFollowedAndNothingElseIs) {
+TEST_F(BackgroundResume, OnlyLaunchedWorkIsFollowed) {
   const CUdeviceptr address = alloc("w", kChunk);
   fill(address, kChunk, 1);
   pause();

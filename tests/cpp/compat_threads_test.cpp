@@ -46,7 +46,7 @@ TEST(CompatThreads, AThreadBeginsAsTorchMemorySaverDoes) {
   EXPECT_EQ(mine().tagging, EBBTIDE_TAGGING_UNSET) << "asking sets nothing";
 }
 
-TEST(CompatThreads, WhatIsSetIsTheThreadsPolicy) {
+TEST(CompatThreads, TheSettingIsTheThreadsPolicy) {
   tms_set_current_tag("kv_cache");
   tms_set_interesting_region(true);
   EXPECT_EQ(state(), "on kv_cache");

@@ -147,7 +147,7 @@ TEST_P(CopyTest, OnlyTheRangesOfAJobMove) {
   EXPECT_EQ(std::memcmp(backup_.view() + kChunk, zeros.data(), kUnit), 0);
 }
 
-TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
+TEST_P(CopyTest, ComparedBlocksAreWrittenOnlyWhereTheyDiffer) {
   fill(address(), kBytes, 1);
   run(CopyDirection::kToStore, jobs_, [](size_t) {});
   std::vector<CopyJob> compared = jobs_;

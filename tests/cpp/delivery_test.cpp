@@ -195,7 +195,7 @@ TEST_F(DeliveryTest, AStoreThatFailsEndsItAndLetsStreamsGo) {
   }
 }
 
-TEST_F(DeliveryTest, WhatIsGivenUpEndsAndSaysSo) {
+TEST_F(DeliveryTest, AnAbandonedDeliveryEndsAndSaysSo) {
   const auto backup = make_backup();
   Delivery delivery(*engine_);
   delivery.add_copy(address(), *backup, 0, kBytes);

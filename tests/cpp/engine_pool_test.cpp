@@ -171,7 +171,7 @@ TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
 }
 
 // Other threads do not wait for the unpinning, which takes long.
-TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
+TEST_F(EnginePoolTest, NoPauseWaitsForARingThatIsGivenUp) {
   EnginePool& pool = core().engines;
   pool.borrow(0, need(1));
   pool.borrow(1, need(1));

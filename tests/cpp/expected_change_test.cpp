@@ -71,7 +71,7 @@ const Calls kCareful = {"cuLaunchKernel", "cuEventSynchronize", "cuMemcpyDtoHAsy
 const Calls kExpecting = {"cuLaunchKernel",     "cuMemcpyDtoHAsync",  "cuLaunchKernel",
                           "cuEventSynchronize", "cuEventSynchronize", "cuMemUnmap"};
 
-TEST_F(ExpectedChangeTest, ItIsCopiedBeforeAnybodyWaits) {
+TEST_F(ExpectedChangeTest, ItIsCopiedBeforeTheFirstWait) {
   const CUdeviceptr address = alloc_noted({BackupKind::kPinned}, {kChunk});
   pause();  // makes everything that is made once
   resume();
@@ -114,7 +114,7 @@ TEST_F(ExpectedChangeTest, ABlockThatBecomesOneValueIsCopiedOnce) {
   EXPECT_EQ(bytes_at(address)[0], 7);
 }
 
-TEST_F(ExpectedChangeTest, WhatIsUnusedIsNotCopied) {
+TEST_F(ExpectedChangeTest, UnusedBlocksAreNotCopied) {
   const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {2 * kChunk, kChunk});
   const ReportRow row = pause_but({{address, kChunk}});
   EXPECT_EQ(row.copied, 2 * kChunk);

@@ -56,7 +56,7 @@ TEST_F(MovesFaults, Invariant3_TrimAndItsReturn) {
 }
 
 // Blocks that are unchanged, constant, changed and unused.
-TEST_F(MovesFaults, Invariant3_TheSecondPauseOfWhatIsRetainedAndItsResume) {
+TEST_F(MovesFaults, Invariant3_TheSecondPauseOfARetainedBackupAndItsResume) {
   const Act pause_it = [&] { pause_but_unused(); };
   const Act resume_all = [&] { resume(); };
   const std::vector<ItemSpec> items = {{"w", kRetained, 0, {1, 2, 1}}, {"w", kRam, 0, {1}}};
@@ -126,7 +126,7 @@ TEST_F(MovesFaults, Invariant3_BackupsOnDisk) {
   EXPECT_TRUE(directory.is_empty());
 }
 
-TEST_F(MovesFaults, Invariant3_AnAsynchronousResumeTellsItsErrorToWhoeverWaits) {
+TEST_F(MovesFaults, Invariant3_AnAsynchronousResumeTellsItsErrorToEachWait) {
   const Act resume_all = [&] { resume(); };
   const Act pause_all = [&] { pause(); };
   const Act wait_for_it = [&] { resume_pending(); };

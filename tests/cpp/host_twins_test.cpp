@@ -63,7 +63,7 @@ TEST_F(HostTwinsTest, BlocksThatHaveChangedAreCopied) {
   expect_resident("demoted");
 }
 
-TEST_F(HostTwinsTest, OnlyWhatIsAskedForIsKept) {
+TEST_F(HostTwinsTest, OnlyRequestedTwinsAreKept) {
   make("w", kRam, {1, 1});
   demote();
   promote();

@@ -46,7 +46,7 @@ TEST_F(CopiesTest, PollingGetsThereAndTheBytesAreThereThen) {
   late->end();
 }
 
-TEST_F(CopiesTest, BeginsAfterWhatIsQueuedInTheCallersStream) {
+TEST_F(CopiesTest, BeginsAfterQueuedWorkInTheCallersStream) {
   const CUdeviceptr address = alloc("lms", kChunk);
   std::byte* const piece = memory_->take(0, kChunk);
   const Stream stream = Stream::create();
@@ -343,7 +343,7 @@ TEST_F(CopiesAndCaptures, OneOnABlockingStreamRefusesTheLegacyStream) {
 }
 
 // In another thread, in the global mode, unknown to ebbtide.
-TEST_F(CopiesAndCaptures, OneThatNobodyKnowsOfStaysWhole) {
+TEST_F(CopiesAndCaptures, AnUnknownOneStaysWhole) {
   fill(address_, kChunk, 6);
   begin_capture();
   std::thread([&] {

@@ -178,7 +178,7 @@ TEST_F(MovesTest, Invariant3_ASwapThatDoesNotFitLeavesBothAsTheyWere) {
   EXPECT_THROW(swap({}, {"in"}), InvalidArgument);
 }
 
-TEST_F(MovesTest, WhatIsPreparedIsClaimedOnceAndNotAgain) {
+TEST_F(MovesTest, PreparedMemoryIsClaimedOnceAndNotAgain) {
   const CUdeviceptr address = alloc("w", 4 * kChunk);
   fill(address, 4 * kChunk, 1);
   EXPECT_EQ(claim(OperationKind::kPrepare)->commit().front().totals().bytes, 4 * kChunk);

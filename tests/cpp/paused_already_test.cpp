@@ -64,7 +64,7 @@ TEST_F(PausedAlreadyTest, ATagWhoseMemoryLiesOnTheHostAloneIsPausedUntilItIsResu
   expect_nothing_left();
 }
 
-TEST_F(PausedAlreadyTest, WhatIsMadeInAPausedTagIsNotPausedYet) {
+TEST_F(PausedAlreadyTest, ANewAllocationInAPausedTagIsNotPausedYet) {
   const size_t first = spill("w", kSplitRam, kChunk, kChunk);
   pause();
   const size_t second = spill("w", kSplitRam, kChunk, kChunk);

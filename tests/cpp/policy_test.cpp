@@ -36,7 +36,7 @@ TEST(Bytes, FormatIsReadable) {
   EXPECT_EQ(format_amount(kKiB), "1 KiB");
 }
 
-TEST(Chunking, WhatIsCopiedHasHandlesThatAreShortToCopy) {
+TEST(Chunking, CopiedMemoryHasHandlesThatAreShortToCopy) {
   const auto of_all = [](uint64_t copied, uint64_t limit) { return most_shared_bytes(copied, copied, limit); };
   EXPECT_EQ(of_all(0, kGiB), kGiB) << "nothing is there";
   EXPECT_EQ(of_all(2 * kMiB, kGiB), 128 * kMiB);
@@ -76,7 +76,7 @@ TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {
   }
 }
 
-TEST(Chunking, WhatIsCopiedHasSmallerChunksThanWhatIsDropped) {
+TEST(Chunking, CopiedMemoryHasSmallerChunksThanDroppedMemory) {
   EXPECT_EQ(cut_into_chunks(2 * kMiB, 2 * kMiB, true).size(), 1u);
   EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, true).size(), 8u);
   EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, false).size(), 1u);

@@ -69,7 +69,7 @@ TEST_F(RefusalTest, TheHostsHoldersAreNamedByTagAndLargestFirst) {
   host().set_limit(kUnlimited);
 }
 
-TEST_F(RefusalTest, HoldersAddUpToWhatIsHeldAndEachByteHasOne) {
+TEST_F(RefusalTest, HoldersAddUpToTheHeldBytesAndEachByteHasOne) {
   HostBudget budget;
   budget.set_margin(0);
   HostHolder& tag = budget.holder("backups of 'a'");
@@ -114,7 +114,7 @@ TEST_F(RefusalTest, AnyNamesLeaveRoomForTheAdvice) {
   EXPECT_TRUE(says(error, "EBBTIDE_HOST_MARGIN"));
 }
 
-TEST_F(RefusalTest, WhereNothingIsHeldNobodyIsNamed) {
+TEST_F(RefusalTest, WhereNothingIsHeldNoHolderIsNamed) {
   HostBudget budget;
   budget.set_limit(kMiB);
   const StoreError error = refusal<StoreError>([&] { budget.require_room(kGiB, "x"); });

@@ -82,7 +82,7 @@ TEST_P(Windows, BlocksOfOneValueAreShownWhileResident) {
   EXPECT_EQ(std::memcmp(window->bytes(), sevens.data(), sevens.size()), 0);
 }
 
-TEST_P(Windows, WhatIsWrittenIntoTheWindowOfResidentMemoryNeverComesBack) {
+TEST_P(Windows, WritesIntoTheWindowOfResidentMemoryNeverComeBack) {
   for (const bool is_dropped_first : {false, true}) {
     const CUdeviceptr address = alloc_retained(2);
     fill(address, 2 * kChunk, 1);
@@ -101,7 +101,7 @@ TEST_P(Windows, WhatIsWrittenIntoTheWindowOfResidentMemoryNeverComesBack) {
   }
 }
 
-TEST_P(Windows, WhatIsWrittenWhileItIsAwayComesBack) {
+TEST_P(Windows, WritesWhileItIsAwayComeBack) {
   const CUdeviceptr address = alloc_retained(2);
   fill(address, 2 * kChunk, 1);
   pause();

@@ -190,7 +190,7 @@ TEST_F(SimAsync, ReadOnlyMemoryIsReadAndNotWritten) {
   EXPECT_EQ(driver.f_cuMemcpyHtoD(address, host.data(), host.size()), CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(SimAsync, ALateCopyMeetsWhatIsMappedThen) {
+TEST_F(SimAsync, ALateCopyMeetsThePresentMapping) {
   const CUdeviceptr address = mapped();
   const CUstream queue = stream();
   ASSERT_EQ(driver.f_cuMemsetD8Async(address, 9, 16, queue), CUDA_SUCCESS);

@@ -102,7 +102,7 @@ TEST(StepFollower, TheTimeOfAFreeDoesNotMatter) {
   }
 }
 
-TEST(StepFollower, WhatIsFreeLateLeavesLate) {
+TEST(StepFollower, StoragesThatAreFreeLateLeaveLate) {
   const StepRecord record = small_step();
   CheckedFollower checked;
   run_step(checked, record, kSmallLimits);
@@ -122,7 +122,7 @@ TEST(StepFollower, WhatIsFreeLateLeavesLate) {
   EXPECT_EQ(late.done.departures.back().release_at, at);
 }
 
-TEST(StepFollower, ADropOfWhatIsAwayMakesNobodyElseLeave) {
+TEST(StepFollower, ADropOfAnAbsentStorageMakesNoOtherLeave) {
   StepWriter step(0);
   const uint32_t unused = step.save(10);
   step.set_free(unused);

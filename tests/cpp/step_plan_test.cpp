@@ -188,7 +188,7 @@ TEST(StepPlan, NoMoreBytesMoveThanWithBeladysChoiceOnDemand) {
     }
 }
 
-TEST(StepPlan, WhatIsWantedLastLeavesAndTheTailStays) {
+TEST(StepPlan, TheLastWantedLeavesAndTheTailStays) {
   const StepRecord record = llama_step();
   const StepPlan plan = make_plan(record, at_limit(percent(peak_bytes(record), 60)));
   ASSERT_FALSE(plan.departures.empty());
@@ -200,7 +200,7 @@ TEST(StepPlan, WhatIsWantedLastLeavesAndTheTailStays) {
   EXPECT_LT(*storages.rbegin(), 60u);
 }
 
-TEST(StepPlan, WhatIsNotWantedAgainLeavesFirst) {
+TEST(StepPlan, UnwantedStoragesLeaveFirst) {
   StepWriter step(0);
   const uint32_t used = step.save(10);
   const uint32_t unused = step.save(10);

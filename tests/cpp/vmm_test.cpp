@@ -168,7 +168,7 @@ TEST_F(VmmTest, StreamsAndEventsAreOwned) {
   EXPECT_EQ(Live::now(), Live{});
 }
 
-TEST_F(VmmTest, WhatIsAskedOfNoDeviceIsRefused) {
+TEST_F(VmmTest, ARequestWithoutADeviceIsRefused) {
   for (const int device : {-1, kMaxDevices, kMaxDevices + 7}) {
     EXPECT_THROW(granularity(device), InvalidArgument) << device;
     EXPECT_THROW(is_rdma_capable(device), InvalidArgument) << device;

@@ -257,7 +257,7 @@ def test_beside_a_tag_that_is_paused_and_resumed(trial):
     """)
 
 
-def test_disabled_amid_training_what_is_on_the_host_comes_back(trial):
+def test_disabled_amid_training_memory_on_the_host_comes_back(trial):
     trial("""
         def step(model, data):
             loss = model(data).pow(2).mean()

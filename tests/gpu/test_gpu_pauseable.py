@@ -289,7 +289,7 @@ assert (kept == 1).all()
 
 
 @pytest.mark.device_memory
-def test_what_is_cached_meanwhile_makes_room_for_the_resume(program: Callable[..., str]) -> None:
+def test_memory_cached_meanwhile_makes_room_for_the_resume(program: Callable[..., str]) -> None:
     program(
         """
 kept = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")

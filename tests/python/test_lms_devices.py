@@ -73,7 +73,7 @@ def fraction_of(size_bytes):
     return pytest.approx(size_bytes / TOTAL)
 
 
-def test_without_tags_on_the_host_both_limits_are_of_what_is_held(gpu, device, saver, tag):
+def test_without_tags_on_the_host_both_limits_are_of_the_held_memory(gpu, device, saver, tag):
     with saver.region(tag):
         kept = torch.empty(16 * MIB, dtype=torch.uint8)
     assert device.held_bytes() == gpu.ordinary + on_device_bytes()

@@ -52,7 +52,7 @@ def test_gradients_that_are_accumulated_on_the_host(lms):
     assert keeper is not None
 
 
-def test_gradients_that_somebody_else_holds_stay(lms):
+def test_gradients_with_another_holder_stay(lms):
     lms.enable(limit="1GiB", min_size=SMALL)
     model = make_model(2, 512)
     send_all_away()

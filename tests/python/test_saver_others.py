@@ -120,7 +120,7 @@ TRUNCATED_LEDGER = """
 """
 
 
-def test_a_ledger_that_somebody_truncates_is_made_whole(run_python_with_torch, driver_name, tmp_path):
+def test_a_truncated_ledger_is_made_whole(run_python_with_torch, driver_name, tmp_path):
     path = tmp_path / "ledger"
     done = run_python_with_torch(TRUNCATED_LEDGER, EBBTIDE_DRIVER=driver_name, EBBTIDE_LEDGER=str(path))
     assert (done.returncode, done.stdout) == (0, "True\nrefused\nTrue\n"), done.stderr
@@ -165,7 +165,7 @@ def test_questions_do_not_wait_for_the_turn_of_another_process(driver_name, tmp_
     assert program.returncode == 0
 
 
-def test_a_named_file_that_somebody_truncates(saver, tag, tmp_path):
+def test_a_named_file_that_another_program_truncates(saver, tag, tmp_path):
     before = {name: saver.settings()[name] for name in ("disk_directory", "disk_files")}
     saver.configure(disk_directory=tmp_path, disk_files="named")
     try:

@@ -266,7 +266,7 @@ def test_an_exit_that_dies_in_another_thread_is_forgotten(saver, tag):
     assert tag_of(torch.ones(10, device=saver.device)) is None
 
 
-def test_what_is_hidden_from_its_thread_is_hidden_from_all(saver, tag, tag2):
+def test_a_region_hidden_from_its_thread_is_hidden_from_all(saver, tag, tag2):
     def elsewhere():
         found = []
         thread = threading.Thread(target=lambda: found.append(tag_of(torch.ones(10, device=saver.device))))

@@ -135,7 +135,7 @@ def test_a_tag_that_is_entered_again_gives_up_what_died(saver, allocator, is_fre
 # --- what the documentation of vLLM says ---
 
 
-def test_what_is_asleep_keeps_the_policy_of_its_first_sleep(saver, allocator, caplog):
+def test_sleeping_memory_keeps_the_policy_of_its_first_sleep(saver, allocator, caplog):
     weights, cache = make(saver, allocator, "weights", 12, 7), make(saver, allocator, "kv_cache", 12, 8)
     allocator.sleep(offload_tags=("weights",))
     with caplog.at_level(logging.WARNING):
@@ -183,7 +183,7 @@ def test_a_wake_up_of_nothing_leaves_other_tags_asleep(saver, allocator, tag2):
     assert not saver.is_paused(tag2) and is_full_of(trainers, 1)
 
 
-def test_usage_counts_what_is_asleep(saver, allocator):
+def test_usage_counts_sleeping_memory(saver, allocator):
     assert allocator.get_current_usage() == 0
     weights = make(saver, allocator, "weights", 12)
     allocator.sleep(offload_tags=())
