@@ -1,4 +1,4 @@
-"""The driver's calls for virtual memory, by ctypes: what ebbtide and the baselines can't be faster than.
+"""The driver's calls for virtual memory, by ctypes: the bound for ebbtide and the baselines.
 
 Each call costs about a microsecond of Python on top of the driver's own time. On the simulated device the same calls
 go to the stand-in.

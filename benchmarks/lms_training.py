@@ -1,4 +1,4 @@
-"""What the workloads of large model support share: training in parts, in all the memory or in some of it.
+"""The common part of the workloads of large model support: training in parts, in all the memory or in some of it.
 
 The ideal of a step that moves X bytes each way is max(forward, X / L) + max(backward, X / L) + rest, where the link
 hides behind computation. `measure_plain` measures those parts, each with the device idle before it.

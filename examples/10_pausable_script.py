@@ -3,7 +3,7 @@
     python examples/10_pausable_script.py train.py --epochs 3
     kill -USR1 PID
 
-The script stays as it is. Between two steps of its optimizer nothing else is on the device but what torch caches.
+The script stays as it is. Between two steps of its optimizer nothing else is on the device but torch's cache.
 """
 
 import runpy

@@ -29,7 +29,7 @@ def measure(sizes: Sizes) -> Measured:
     for _ in range(sizes.shown_samples + 1):
         take_and_free(size_bytes, "fresh", measured)
     for _ in range(sizes.shown_samples):
-        saver.configure(host_pool=0)  # gives back what it kept
+        saver.configure(host_pool=0)  # gives the pool back
         watch = Stopwatch()
         saver.configure(host_pool=size_bytes)
         _core.fill_host_pool(0)

@@ -23,7 +23,7 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     shapes = kept.equal_shapes(sizes.no_backup_tensors, sizes.no_backup_tensor_bytes)
     keeper = make()
     bare = BareCalls(kept.size_of(shapes), sizes)
-    # What the driver takes differs twofold from one time to the next, and each turn has one size of bare handles: twice
+    # The driver's time differs twofold from one time to the next, and each turn has one size of bare handles: twice
     # as many samples as elsewhere.
     return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, bare.take_turn), sizes, 2 * least)
 

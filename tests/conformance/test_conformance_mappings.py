@@ -1,4 +1,4 @@
-"""Mappings and access: what the driver refuses, and how."""
+"""Mappings and access: the driver's refusals."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Physical memory and address ranges: what the driver refuses, and how."""
+"""Physical memory and address ranges: the driver's refusals."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""cuMemAlloc, pinned memory, copies, and what the driver says of pointers."""
+"""cuMemAlloc, pinned memory, copies, and the driver's answers about pointers."""
 
 import ctypes
 

@@ -31,7 +31,7 @@ ebbtide_thread_policy mine() {
   return policy;
 }
 
-// What a getter of TMS would tell.
+// The answer of a getter of TMS.
 std::string state() {
   std::string text = tms_get_interesting_region() ? "on " : "off ";
   text += tms_get_current_tag();

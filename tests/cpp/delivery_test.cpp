@@ -1,4 +1,4 @@
-// Deliveries: bit-exact with few slots and many threads, and correct in what they report after a failure. Streams can
+// Deliveries: bit-exact with few slots and many threads, and correct in their reports after a failure. Streams can
 // wait for them.
 #include <gtest/gtest.h>
 

@@ -66,7 +66,7 @@ TEST_P(EveryStore, ThreadsWriteAndReadNeighbouringRangesOfAnySizeAndAlignment) {
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(wrong, std::vector<int>(kThreads, 0));
     EXPECT_EQ(read_all(*backup_, kSize), content);
-    EXPECT_TRUE(shows(content)) << "the view of before shows what was written since";
+    EXPECT_TRUE(shows(content)) << "the earlier view shows later writes";
   }
 }
 

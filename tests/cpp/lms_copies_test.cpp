@@ -61,7 +61,7 @@ TEST_F(CopiesTest, BeginsAfterQueuedWorkInTheCallersStream) {
     set(address, ++value, kChunk, blocking);
     to_host(piece, address, kChunk, nullptr)->end();
     EXPECT_TRUE(is_all(piece, value, kChunk));
-    // Later work does not hold the copy up, and does not change what it reads once it is ordered.
+    // Later work does not hold the copy up, and does not change the bytes that it reads once it is ordered.
     set(address, ++value, kChunk, stream.get());
     const auto copy = to_host(piece, address, kChunk, stream.get());
     copy->order_before(stream.get());
@@ -215,7 +215,7 @@ TEST_F(CopiesTest, TheDurationIsThatOfTheCopyItself) {
   const CUdeviceptr address = alloc("lms", kChunk);
   std::byte* const piece = memory_->take(0, kChunk);
   const Stream stream = Stream::create();
-  // What the copy waits for takes 50 ms.
+  // The work before the copy takes 50 ms.
   const auto wait = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
   check(driver().cuLaunchHostFunc(stream.get(), wait, nullptr), "cuLaunchHostFunc");
   const auto begin = std::chrono::steady_clock::now();

@@ -65,7 +65,7 @@ class OverflowWorld : public CoreTest {
   Report trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
   Report resume_at(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
 
-  // Records what was dropped until now. expect_sound does it first.
+  // Records the memory dropped until now. expect_sound does it first.
   void note_dropped();
   // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets.
   void expect_sound(const std::string& when);

@@ -228,7 +228,7 @@ TEST(HostRoom, EachBoundBinds) {
   EXPECT_EQ(host_room(memory, {.promised_bytes = 2 * kGiB, .touched_bytes = 3 * kGiB, .uncharged_bytes = kGiB},
                       {10 * kGiB, 0}),
             4 * kGiB);
-  // A cgroup does not count what the driver pins. Page cache that the kernel can reclaim does not count as used.
+  // A cgroup does not count memory that the driver pins. Page cache that the kernel can reclaim does not count as used.
   memory.cgroups = {{8 * kGiB, 5 * kGiB, kGiB}, {kUnlimited, 60 * kGiB, 0}};
   EXPECT_EQ(host_room(memory, {}, {}), 4 * kGiB);
   EXPECT_EQ(

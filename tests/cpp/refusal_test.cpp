@@ -1,4 +1,4 @@
-// What a refusal of memory says: who holds it, which limit refused, what to do, and nothing of Python.
+// The text of a refusal: the holders, the limit that refused, advice, and nothing of Python.
 #include <gtest/gtest.h>
 
 #include <functional>

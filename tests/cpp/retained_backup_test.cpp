@@ -89,7 +89,7 @@ TEST_P(Windows, WritesIntoTheWindowOfResidentMemoryNeverComeBack) {
     pause();
     resume();
     auto window = window_on(address, 2 * kChunk);
-    pause();  // makes no digests of what the window may still write
+    pause();  // makes no digests of blocks that the window may still write
     resume();
     fill(bytes_of(window), 2 * kChunk, 9);
     if (is_dropped_first) window.reset();

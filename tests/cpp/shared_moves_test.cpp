@@ -198,7 +198,7 @@ TEST_F(SharedSwapTest, Invariant2_HandlesOfSharedMemoryChangeHands) {
   expect_content(a, 10);
   pause({"a"});
   resume({"a"});
-  EXPECT_EQ(handles(), 2u) << "what was swapped once may be again";
+  EXPECT_EQ(handles(), 2u) << "a tag that was swapped once may be again";
   sim().clear_log();
   const auto reports = swap({"a"}, {"b"});
   EXPECT_EQ(reports.front().totals().bytes, kTagBytes);

@@ -168,7 +168,7 @@ TEST_F(SimAsync, MemoryThatHasGoneIsAFaultThatStays) {
   note(queue, 1);
   ASSERT_EQ(driver.f_cuMemUnmap(address, kGranule), CUDA_SUCCESS);
   EXPECT_EQ(driver.f_cuStreamSynchronize(queue), CUDA_ERROR_ILLEGAL_ADDRESS);
-  EXPECT_TRUE(ran.empty()) << "what a faulted stream still held must not run";
+  EXPECT_TRUE(ran.empty()) << "queued work of a faulted stream must not run";
   EXPECT_EQ(driver.f_cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(driver.f_cuMemsetD8Async(other, 1, 16, nullptr), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(driver.f_cuMemUnmap(other, kGranule), CUDA_SUCCESS);

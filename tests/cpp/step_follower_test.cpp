@@ -61,7 +61,7 @@ TEST(StepFollower, RandomStepsHoldTheLimit) {
     const StepLimits limits{part_of_peak(record, 30 + random() % 70), 1000, 1000};
     CheckedFollower checked;
     run_step(checked, record, limits);
-    // What the follower cannot see is that a demand went down at a drop: it never plans with too little.
+    // The follower cannot see that a demand went down at a drop: it never plans with too little.
     const int64_t bound = static_cast<int64_t>(limits.limit_bytes + make_plan(record, limits).excess_bytes);
     for (int step = 0; step < 2; ++step) {
       const FollowedStep run = run_step(checked, record, limits);

@@ -1,4 +1,4 @@
-// Plans for training steps: what they promise of any step, and what they cost in replays.
+// Plans for training steps: their promises for any step, and their cost in replays.
 #include "policy/lms/step_plan.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ constexpr uint64_t kLookAhead = 2'000'000'000;
 
 uint64_t percent(uint64_t bytes, uint64_t part) { return bytes / 100 * part; }
 
-// What the device holds at each event if all leaves that can.
+// The bytes on the device at each event if all leaves that can.
 std::vector<int64_t> least_held(const StepRecord& record) {
   std::vector<Departure> all;
   for (const FreeStorage& absence : absences(record))
@@ -311,7 +311,7 @@ void expect_replay(const char* name, const StepRecord& record, const std::vector
     EXPECT_GE(of_least, 0.98);
     EXPECT_LE(of_least, 1.0);
     EXPECT_LE(seconds, replay(record, rival).seconds);
-    // What was recorded was not exact.
+    // The record was not exact.
     for (const ReplayRates& rates : {ReplayRates{0.8 * kLinkRate, 0.8 * kLinkRate, 1},
                                      ReplayRates{kLinkRate, kLinkRate, 1.2}, ReplayRates{kLinkRate, kLinkRate, 0.8}})
       EXPECT_LE(replay(record, plan, rates).seconds, replay(record, rival, rates).seconds);

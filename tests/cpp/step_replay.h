@@ -1,4 +1,4 @@
-// Training steps as records, and what a plan for one costs: a compute stream and a link in each direction.
+// Training steps as records, and the cost of a plan for one: a compute stream and a link in each direction.
 #pragma once
 
 #include <algorithm>
@@ -188,7 +188,7 @@ inline uint64_t on_demand_bytes(const StepRecord& record, uint64_t limit_bytes, 
   return moved_bytes;
 }
 
-// What the device holds at each event under a plan.
+// The bytes on the device at each event under a plan.
 inline std::vector<int64_t> held_bytes(const StepRecord& record, const std::vector<Departure>& departures) {
   std::vector<int64_t> held;
   for (const StepEvent& event : record.events) held.push_back(static_cast<int64_t>(event.demand_bytes));

@@ -128,7 +128,7 @@ TEST_F(VmmTest, LimboTakesWhatADestructorCouldNotGiveBackAndTriesInOrder) {
   sim().fail("cuMemUnmap", 1, 999, 1);
   deferred_undos::retry(true);
   EXPECT_EQ(deferred_undos::count(), 2u);
-  EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "the mapping holds what the handle let go";
+  EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "the mapping holds the memory of the released handle";
   sim().clear_failures();
   deferred_undos::retry(true);
   EXPECT_EQ(deferred_undos::count(), 0u);

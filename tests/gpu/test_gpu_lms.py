@@ -197,7 +197,7 @@ def test_a_checkpointed_model(trial):
         plain = losses()
         needed = torch.cuda.max_memory_reserved()
         torch.cuda.empty_cache()
-        # What a segment computes again can't leave: checkpoint's own hooks hold it.
+        # Tensors that a segment computes again can't leave: checkpoint's own hooks hold it.
         with lms.enable(limit=int(0.8 * needed), min_size=SMALL):
             assert losses() == plain
             assert lms.stats()["evictions"] > 0

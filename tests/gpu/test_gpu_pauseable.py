@@ -225,7 +225,7 @@ assert (third == 1).all()
 
 
 def test_only_what_torch_allocates_for_itself_is_tagged(program: Callable[..., str]) -> None:
-    """Not the program's own call of the driver, and not what torch takes in `saver.disabled()`."""
+    """Not the program's own call of the driver, and not torch's allocations in `saver.disabled()`."""
     program(
         """
 import ctypes

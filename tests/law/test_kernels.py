@@ -1,4 +1,4 @@
-"""csrc/kernels/blocks.ptx is what the sources make, and what every driver that ebbtide serves can read."""
+"""csrc/kernels/blocks.ptx is compiled from the sources, and every driver that ebbtide serves can read it."""
 
 import importlib.util
 import re

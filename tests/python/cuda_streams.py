@@ -56,7 +56,7 @@ class Stream:
 
 
 class Cuda:
-    """What a step uses of torch.cuda, and which stream is current."""
+    """The part of torch.cuda that a step uses, and the current stream."""
 
     def __init__(self, monkeypatch, chooser):
         Stream.every, Stream.chooser = [], chooser

@@ -1,4 +1,4 @@
-"""What the callbacks of trainers share: adopting, resting and coming back. Without those packages."""
+"""The common part of the callbacks of trainers: adopting, resting and coming back. Without those packages."""
 
 import pytest
 

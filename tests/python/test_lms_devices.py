@@ -19,7 +19,7 @@ TOTAL = 65536 * MIB  # more than all tests have left away from the device: that 
 
 
 class Gpu:
-    """What torch says of the one GPU."""
+    """torch's answers about the one GPU."""
 
     def __init__(self):
         self.ordinary = 64 * MIB

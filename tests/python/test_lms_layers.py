@@ -106,7 +106,7 @@ def test_each_layer(away, lms, make, given):
     assert are_away(layer)
 
 
-# --- what others write and keep ---
+# --- writes and references of others ---
 
 
 class Writing(torch.nn.Linear):

@@ -22,7 +22,7 @@ pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
 
 @pytest.fixture
 def states_stay_away(lms, monkeypatch):
-    """What a test sends to the host is not brought back where there is room."""
+    """States that a test sends to the host stay there, also where the device has room."""
     monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
     return lms
 

@@ -239,7 +239,7 @@ def test_checkpoints_and_copies_of_a_model_on_the_host(lms):
     assert on_host(*model.parameters()) != []
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
-    lms.disable()  # what a copy needs is more than the limit
+    lms.disable()  # a copy needs more than the limit
     other = copy.deepcopy(model)
     assert content(other.parameters()) == content(model.parameters()) == want
     file.seek(0)

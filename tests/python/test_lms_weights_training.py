@@ -94,7 +94,7 @@ def test_modules_called_several_times_and_exceptions_in_forward(lms):
     with lms.enable(limit=9 * MIB, min_size=SMALL):
         assert train() == plain
         assert lms.stats()["weight_evicted_bytes"] > 0
-        # No use is left open: what another thread needs can leave.
+        # No use is left open: memory for another thread can leave.
         found = []
         model = make_model(1, 512)
         mover = threading.Thread(target=lambda: found.append(send_all_away()))

@@ -1,4 +1,4 @@
-"""What the table of tags says after operations that gave memory another keeper, and flags that are no bools."""
+"""The table of tags after operations that gave memory another keeper, and flags that are no bools."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a thread's own allocations get in a preloaded program, besides ebbtide's pools: the policy that regions set."""
+"""A thread's own allocations in a preloaded program, besides ebbtide's pools: regions set their policy."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What a type checker says of programs that use ebbtide: right ones pass, and slips are found."""
+"""Programs that use ebbtide under a type checker: right ones pass, and slips are found."""
 
 import re
 import subprocess

@@ -16,7 +16,7 @@ TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
 NAMED = r"(^|/)({})(/|$)"
 SWEEPS = "the sweeps"
 PROGRAM = ("ebbtide_tests",)
-# What the C and the Python tests load.
+# The libraries that the C and the Python tests load.
 PRODUCTS = ("ebbtide", "ebbtide_preload", "ebbtide_sim", "_core")
 
 _SAVER = (
@@ -98,7 +98,7 @@ class Stage:
     """One question: some tests, stopped at the first failure.
 
     Attributes:
-        name: what a killed mutant is said to be killed by.
+        name: the name of the test in reports.
         targets: the targets that are built first.
         tool: the command of ctest or of pytest, without a choice of tests.
         chosen: of ctest a regular expression, or nothing for all; of pytest files or tests.

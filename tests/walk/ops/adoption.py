@@ -211,5 +211,5 @@ class Adopt(Operation):
             raise Failure(f"adopt moved a tensor out of its tag, and not into {policy.tag!r}")
         memory.address, memory.policy = address, policy
         memory.is_paused = memory.is_doubtful = False
-        memory.kept = None  # a backup that is retained at its new place is of what lay there before
+        memory.kept = None  # a backup that is retained at its new place shows the bytes from before
         memory.detach()
