@@ -2,7 +2,8 @@
 
 A step allocates the tensors that the forward pass of each block leaves for backward, and frees them in reverse, as
 backward does. Shapes are Llama-8B's (hidden 4096, feed-forward 14336, 8 key-value heads of 128) times the tokens, in
-bf16; nothing is computed. Both allocators run in one process, by turns. Metrics are seconds for one allocation and its free:
+bf16; nothing is computed. Both allocators run in one process, by turns. Metrics are seconds for one allocation and its
+free:
 
 - warm: from torch's cache, as every step but the first
 - cold: with the cache empty, so that each segment comes from the driver (cudaMalloc, or ebbtide's mapping)
