@@ -47,8 +47,9 @@ def _reference(name: str) -> str:
 def _describe_command(command: click.Command, path: str) -> Iterator[str]:
     """Its usage, help and options, and those of the commands below it. Not by click's own formatter, whose words differ
     between its versions."""
-    options = [each for each in command.params if isinstance(each, click.Option)]
-    arguments = [each.metavar or f"{{{'|'.join(each.type.choices)}}}" for each in command.params if each not in options]
+    parameters = [each for each in command.get_params(click.Context(command)) if "--help" not in each.opts]
+    options = [each for each in parameters if isinstance(each, click.Option)]
+    arguments = [each.metavar or f"{{{'|'.join(each.type.choices)}}}" for each in parameters if each not in options]
     commands = command.commands if isinstance(command, click.Group) else {}
     words = [path, *(["[OPTIONS]"] if options else []), *(["COMMAND"] if commands else []), *arguments]
     yield f"## {path}"
