@@ -120,7 +120,7 @@ TRUNCATED_LEDGER = """
 """
 
 
-def test_a_truncated_ledger_is_made_whole(run_python_with_torch, driver_name, tmp_path):
+def test_a_ledger_that_somebody_truncates_is_made_whole(run_python_with_torch, driver_name, tmp_path):
     path = tmp_path / "ledger"
     done = run_python_with_torch(TRUNCATED_LEDGER, EBBTIDE_DRIVER=driver_name, EBBTIDE_LEDGER=str(path))
     assert (done.returncode, done.stdout) == (0, "True\nrefused\nTrue\n"), done.stderr

@@ -196,7 +196,7 @@ CRASH = """
 
 
 @pytest.mark.parametrize("value, advice", [("0", "EBBTIDE_CHECK=1 names the op"), ("1", "which is on, cannot see")])
-def test_the_line_of_a_crash_does_not_advise_the_present_setting(run_python_with_torch, value, advice):
+def test_the_line_of_a_crash_does_not_advise_what_is_on(run_python_with_torch, value, advice):
     done = run_python_with_torch(CRASH, EBBTIDE_CHECK=value)
     assert done.returncode < 0
     assert "belongs to tag 'a', which is paused" in done.stderr
