@@ -84,7 +84,7 @@ format: $(LINTERS) ## Rewrite sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
-docs: $(DOC_TOOLS) $(INSTALLED) ## The documentation site, in build/docs; a broken link is an error
+docs: $(DOC_TOOLS) ## The documentation site, in build/docs; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources

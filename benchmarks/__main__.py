@@ -157,5 +157,15 @@ def plots(files: tuple[Path, ...], out: Path | None) -> None:
         print("\n".join(plots.draw(json.loads(file.read_text()), file.stem, out or file.parent)))
 
 
+@main.command()
+def pages() -> None:
+    """Write the figures of README.md and docs/performance.md from the results that their comments name."""
+    from benchmarks.pages import PAGES, write_figures
+
+    for name in PAGES:
+        path = provenance.ROOT / name
+        path.write_text(write_figures(path.read_text()))
+
+
 if __name__ == "__main__":
     main(prog_name="python -m benchmarks")

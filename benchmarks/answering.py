@@ -1,4 +1,4 @@
-"""Programs of programs/ that stay and do what they are asked for: several of them can take turns."""
+"""Programs of programs/ that stay and answer requests: several of them can take turns."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ class Answering:
         )
 
     def read(self) -> dict[str, Any]:
-        """What it says next. The first is that it is ready.
+        """Its next answer. The first is that it is ready.
 
         Raises:
             ProgramError: it ended.

@@ -44,7 +44,7 @@ def synchronize() -> None:
 
 
 def synchronize_stream() -> None:
-    """Waits for what the current stream holds, and for nothing else."""
+    """Waits for the work of the current stream, and for nothing else."""
     if is_gpu():
         torch.cuda.current_stream().synchronize()
 
@@ -57,7 +57,7 @@ def free_bytes() -> int:
 
 
 def allowance_bytes(size_bytes: int) -> int:
-    """By how much the device's free memory may differ from what a pause of so many bytes promised."""
+    """By how much the device's free memory may differ from the promise of a pause of so many bytes."""
     return DRIVER_SHARE_BYTES + size_bytes // PAGE_TABLE_SHARE if is_gpu() else 0
 
 

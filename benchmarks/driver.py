@@ -1,4 +1,4 @@
-"""The driver's calls for virtual memory, by ctypes: what ebbtide and the baselines can't be faster than.
+"""The driver's calls for virtual memory, by ctypes: the bound for ebbtide and the baselines.
 
 Each call costs about a microsecond of Python on top of the driver's own time. On the simulated device the same calls
 go to the stand-in.
@@ -62,7 +62,7 @@ class Driver:
         context, is_rdma_capable = c_void_p(), c_int()
         self.call("cuInit", 0)
         self.call("cuDeviceGetAttribute", byref(is_rdma_capable), RDMA_CAPABLE_ATTRIBUTE, 0)
-        self._properties.flags[RDMA_FLAG] = is_rdma_capable.value  # as everybody's memory who may be asked to send it
+        self._properties.flags[RDMA_FLAG] = is_rdma_capable.value  # as memory that other processes may import
         self.call("cuDevicePrimaryCtxRetain", byref(context), 0)
         self.call("cuCtxSetCurrent", context)
 

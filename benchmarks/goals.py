@@ -1,4 +1,4 @@
-"""What a figure is held against. Pure: raw figures in, seconds and ratios out.
+"""The limits that a figure is compared with. Pure: raw figures in, seconds and ratios out.
 
 L, D and T are those of the same run: L copies of pinned memory, D bare driver calls at the best handle size, T
 torch_memory_saver.
@@ -16,7 +16,7 @@ Direction = Literal["to_host", "to_device"]
 def median_of(
     entries: Entries, part: str, metric: str, statistic: Callable[[list[float]], float] = statistics.median
 ) -> float | None:
-    """None where it was not measured, or where what was measured was wrong."""
+    """None where it was not measured, or where the measurement was wrong."""
     entry = entries.get(part, {})
     values = entry.get("seconds", {}).get(metric)
     return statistic(values) if values and entry["status"] == "ok" and not entry["faults"] else None
@@ -86,7 +86,7 @@ def least(part: str, metric: str, label: str) -> Limit:
 
 
 def scaled(part: str, metric: str, label: str) -> Limit:
-    """What the row's bytes would take at the rate of another figure."""
+    """The time of the row's bytes at the rate of another figure."""
 
     def seconds(entries: Entries, size_bytes: int) -> float | None:
         found = median_of(entries, part, metric)
@@ -100,7 +100,7 @@ def link(direction: Direction) -> Limit:
 
 
 def rate(gigabytes_per_second: float) -> Limit:
-    """The row's bytes at a fixed rate: for what is asked for in GB/s, whatever this machine's limit is."""
+    """The row's bytes at a fixed rate: for targets in GB/s, whatever this machine's limit is."""
     return Limit(f"{gigabytes_per_second:g} GB/s", lambda _, size_bytes: size_bytes / gigabytes_per_second / 1e9)
 
 

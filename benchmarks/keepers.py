@@ -21,7 +21,7 @@ class Keeper(ABC):
     Attributes:
         has_backup: the content comes back.
         keeps_addresses: resume promises the same ones.
-        drops_to_zeros: what had no backup comes back as zeros.
+        drops_to_zeros: memory without a backup comes back as zeros.
     """
 
     has_backup = True
@@ -41,10 +41,10 @@ class Keeper(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Returns once the bytes are right, or will be for what the current stream is given."""
+        """Returns once the bytes are right, or will be for later work of the current stream."""
 
     def faults(self) -> list[str]:
-        """What the last pause and resume say of themselves that does not fit what was asked for."""
+        """Differences between the reports of the last pause and resume and the request."""
         return []
 
     def facts(self) -> dict[str, Any]:

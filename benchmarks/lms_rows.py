@@ -7,7 +7,7 @@ from benchmarks.sizes import Sizes
 
 
 def ideal_of(part: str, plain: str) -> goals.Limit:
-    """What a step would take that hides the bytes that `part` moved behind the forward and backward of `plain`."""
+    """The time of a step that hides the bytes that `part` moved behind the forward and backward of `plain`."""
     steps = {metric: median(plain, metric, metric) for metric in ("forward", "backward", "rest")}
     moved = {
         direction: goals.scaled_to_fact("moved_bytes", part, "limits.link", direction, "X / L")
@@ -38,7 +38,7 @@ def training_rows() -> list[Row]:
 
 
 def other_training_rows() -> list[Row]:
-    """Of other models: large model support against the ideal, and what it costs where everything fits."""
+    """Of other models: large model support against the ideal, and its cost where everything fits."""
     rows = []
     for name, workload in (("resnet", "ResNet-152 in 16 GiB"), ("states", "AdamW in 60 % of the memory")):
         group = f"lms_{name}"

@@ -1,4 +1,4 @@
-"""What the workloads of large model support share: training in parts, in all the memory or in some of it.
+"""The common part of the workloads of large model support: training in parts, in all the memory or in some of it.
 
 The ideal of a step that moves X bytes each way is max(forward, X / L) + max(backward, X / L) + rest, where the link
 hides behind computation. `measure_plain` measures those parts, each with the device idle before it.
@@ -130,7 +130,7 @@ def moved_between(before: Mapping[str, float], after: Mapping[str, float]) -> di
 
 
 def measure_limited(sizes: Sizes, make: Make, limit: Callable[[int], int]) -> Measured:
-    """Metric "step" under large model support. `limit` makes the limit of what is needed without, in bytes.
+    """Metric "step" under large model support. `limit` makes the limit from the bytes needed without one.
 
     The facts `moved_bytes` and `moved_to_host_bytes` are those of the last step.
     """

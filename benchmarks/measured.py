@@ -1,4 +1,4 @@
-"""A part of the benchmark, what it found, as plain values that JSON takes, and the watch that times it."""
+"""A part of the benchmark with its results, as plain values that JSON takes, and the watch that times it."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +13,11 @@ class Measured:
     """Raw figures: nothing is averaged here.
 
     Attributes:
-        bytes: what one operation moves.
+        bytes: the bytes that one operation moves.
         seconds: metric ("pause", "resume" and so on) -> one figure each time.
         cpu_seconds: the same for the processor time of all threads.
         facts: single numbers and words that explain the figures.
-        faults: what was wrong: bytes, addresses, memory that was not free.
+        faults: wrong bytes, wrong addresses, memory that was not free.
     """
 
     bytes: int = 0
@@ -46,7 +46,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Part:
-    """One entry of what a workload's or a limit's `parts` gives.
+    """One entry of a workload's or a limit's `parts`.
 
     Attributes:
         name: "WORKLOAD.WHO" or "limits.WHAT": the key of its figures in the JSON.

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.goals import Entries
 from benchmarks.rows import ROWS, judge_row, was_run
 
-# What the runs must have in common.
+# The runs must have these in common.
 SAME = ("driver", "device", "cuda_driver", "cores", "torch", "ebbtide", "revision")
 
 

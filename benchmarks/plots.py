@@ -1,6 +1,6 @@
 """Drawings of results, made from their JSON on any machine that has matplotlib, as SVG.
 
-- bars: seconds beside the baselines; what the README shows
+- bars: seconds beside the baselines, as in the README
 - sizes: GB/s over size
 """
 
@@ -14,7 +14,7 @@ from benchmarks.goals import Entries, median_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What the chart of the front page compares: its words, the benchmark's row, and whose rows are one bar.
+# The bars of the front page's chart: its words, the benchmark's row, and whose rows are one bar.
 GROUPS = {
     "first pause": "first pause",
     "resume": "resume, host memory given back",
@@ -28,7 +28,7 @@ COMPARED = {
     "vLLM's algorithm": ("vllm_sleep",),
     "tensor.cpu() and .cuda()": ("plain_copy",),
 }
-# What the curves are called.
+# The names of the curves.
 KEEPERS = {
     "ebbtide_retain": "ebbtide, retained host memory",
     "ebbtide_ram": "ebbtide, fresh host memory",
@@ -36,7 +36,7 @@ KEEPERS = {
     "vllm_sleep": "vLLM's algorithm",
     "plain_copy": "tensor.cpu() and .cuda()",
 }
-# They copy everything each time, so an unchanged tag takes them what a changed one does.
+# They copy everything each time, so an unchanged tag takes them as long as a changed one.
 UNCHANGED, CHANGED = "pause, nothing changed", "steady pause"
 INK = "#808080"  # reads on light and dark backgrounds
 COLORS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#999999", "#009e73", "#cc79a7")
@@ -185,8 +185,8 @@ DRAWINGS = {"bars": draw_bars, "sizes": draw_sizes}
 
 
 def draw(document: dict[str, Any], name: str, folder: Path) -> Iterator[str]:
-    """Draws what the results allow as `folder`/`name`-KIND.svg; gives a sentence for each file, or for each drawing
-    that can't be made."""
+    """Draws the charts that the results allow as `folder`/`name`-KIND.svg; gives a sentence for each file, or for each
+    drawing that can't be made."""
     for kind, make in DRAWINGS.items():
         try:
             figure = make(document)

@@ -1,4 +1,4 @@
-"""What a figure needs beside it: where, with what, and how it was measured. And the statistics that it is given as."""
+"""The provenance of a figure: the machine, the versions and the arguments. And its statistics."""
 
 import json
 import os

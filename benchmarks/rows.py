@@ -1,4 +1,4 @@
-"""The rows of the table: which figure of which part, and what it has to reach on one H200 with 16 cores."""
+"""The rows of the table: the figures of the parts, and their targets on one H200 with 16 cores."""
 
 from typing import Any
 

@@ -47,7 +47,7 @@ def collect_origin(arguments: dict[str, Any], revision: str) -> dict[str, Any]:
 
 
 def choose(workloads: Iterable[str]) -> list[Group]:
-    """The chosen workloads, what they are compared with, and before each the limits that it needs.
+    """The chosen workloads, their rivals, and before each the limits that it needs.
 
     Raises:
         ValueError: a name that is none of the workloads.
@@ -137,7 +137,7 @@ class Runner:
         entry["processes"] = 1 + (before["processes"] if before else 0)
         if before and entry["status"] == "ok":
             entry = merge(before, entry)
-        elif before:  # what was measured so far stays, and the failure is said
+        elif before:  # earlier measurements stay, and the failure is reported
             entry = {**before, **entry}
         self.entries[part.name] = entry
         entry["process_seconds"] = seconds + (before["process_seconds"] if before else 0)

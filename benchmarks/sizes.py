@@ -9,7 +9,7 @@ Arguments = dict[str, int]
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A Llama-like transformer and what one forward pass is given."""
+    """A Llama-like transformer and the input of one forward pass."""
 
     layers: int = 32
     hidden: int = 4096
@@ -27,7 +27,7 @@ class OverflowSize:
 
     Attributes:
         limit_bytes: all that a program may have on the device.
-        host_bytes: what a kernel reads from host memory.
+        host_bytes: the bytes that a kernel reads from host memory.
         chunks_bytes: of host chunks that are made.
         weights_over: how much larger than the limit the weights are that tokens are generated with.
         generate, spike, small_steps, train: arguments of these programs.
@@ -98,13 +98,13 @@ class TrainingSize:
 
     Attributes:
         shares: of the peak without a limit, in percent, that are the limits.
-        ahead_bytes: what the hooks that a user would write load ahead of need.
+        ahead_bytes: the bytes that a user's hooks would load ahead of need.
         least_bytes: tensors with less storage stay on the device.
-        states: a model in fp32 for AdamW, whose states are most of what it needs.
+        states: a model in fp32 for AdamW, whose states are most of its memory.
         resnet: the network of examples/07_resnet152.py and its images.
-        resnet_limit_bytes: what it is trained in.
+        resnet_limit_bytes: the limit of its training.
         largest_from: where the search for the largest batch and images begins, and its steps.
-        largest_host_limit_bytes: what the host may give for that.
+        largest_host_limit_bytes: the host's limit for that.
         small_net: the same for a network whose operations take microseconds.
         fits_steps, fits_turns: of training where everything fits.
         trainer: the arguments of programs/trainer.py.
@@ -162,7 +162,7 @@ class Sizes:
         disk_scale: the same for what goes to disk.
         copied_bytes, thread_counts: what so many threads copy.
         tuned_bytes, tuned_thread_counts: the same, to choose the number of threads by.
-        no_backup_tensors, no_backup_tensor_bytes: what is dropped at pause.
+        no_backup_tensors, no_backup_tensor_bytes: the tensors that a pause drops.
         link_bytes: one pinned copy.
         touched_bytes: of fresh host memory.
         handle_bytes: of the driver's handles among which the best is looked for.

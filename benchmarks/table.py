@@ -37,7 +37,7 @@ def format_rate(bytes_per_second: float | None) -> str:
 
 
 def format_goal(goal: dict[str, Any]) -> tuple[str, str, str, str]:
-    """What it is held against, the ratio, the target, and whether it is reached."""
+    """The limit, the ratio, the target, and whether it is reached."""
     limit = f" ({format_seconds(goal['limit_seconds'])})" if goal["limit_seconds"] else ""
     ratio = "no figure" if goal["ratio"] is None else f"{goal['ratio']:.3g}"
     target = "" if goal["target"] is None else f"{goal['relation']} {goal['target']:g}"

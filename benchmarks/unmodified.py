@@ -1,4 +1,4 @@
-"""Starts the programs of programs/, plainly or under `ebbtide run`, and gives what they found."""
+"""Starts the programs of programs/, plainly or under `ebbtide run`, and gives their results."""
 
 import ctypes
 import json
@@ -26,8 +26,8 @@ class Outcome:
     """How a program ended.
 
     Attributes:
-        figures: what it printed last, also where it failed later; empty where it printed none.
-        said: what ebbtide said on stderr.
+        figures: its last output, also where it failed later; empty where it printed none.
+        said: ebbtide's lines on stderr.
         status: its exit status.
         last_words: the end of stderr.
         seconds: from its start to its end.

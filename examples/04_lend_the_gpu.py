@@ -38,7 +38,7 @@ with deterministic():
     report = saver.pause("notebook")
     print(report)
     assert report.bytes > 0 and saver.is_paused("notebook")
-    print("the device is somebody else's for an hour ...")
+    print("other programs have the device for an hour ...")
     print(saver.resume("notebook"))
 
     print(f"loss after 20 steps: {train(model, optimizer, 10, 10):.3f}")

@@ -86,7 +86,7 @@ def main() -> None:
     before, spike, after = phases = train_with_a_spike(True, arguments)
     assert [phase.losses for phase in phases] == [phase.losses for phase in expected]
     assert before.host_bytes == after.host_bytes == 0 < spike.host_bytes
-    print(f"a step after the spike takes {after.seconds / before.seconds:.2f} times what it took before")
+    print(f"a step after the spike takes {after.seconds / before.seconds:.2f} times as long as before")
     print("the same losses as in ordinary memory")
 
 

@@ -3,7 +3,7 @@
     python examples/10_pausable_script.py train.py --epochs 3
     kill -USR1 PID
 
-The script stays as it is. Between two steps of its optimizer nothing else is on the device but what torch caches.
+The script stays as it is. Between two steps of its optimizer nothing else is on the device but torch's cache.
 """
 
 import runpy
@@ -30,7 +30,7 @@ def take_back(*_):
 
 def after_step(optimizer, *_):
     if is_lent:
-        print(saver.adopt(optimizer, tag="job"))  # parameters, gradients, states; what is in the tag already stays
+        print(saver.adopt(optimizer, tag="job"))  # parameters, gradients, states; tensors in the tag stay
         torch.cuda.empty_cache()
         print(saver.pause("job"), flush=True)
         while is_lent:

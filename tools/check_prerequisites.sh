@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says in one sentence what is missing before a build fails in a hundred lines.
+# Names missing tools in one sentence, before a build fails in a hundred lines.
 #
 #   check_prerequisites.sh [--system] PYTHON
 set -euo pipefail

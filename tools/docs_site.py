@@ -38,7 +38,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def lead_links(text: str, source: str, target: str) -> str:
-    """The links of a page of the repository (`source`), as they must be on the site (`target`). What has no page on
+    """The links of a page of the repository (`source`), as they must be on the site (`target`). A file with no page on
     the site (a source file, an example, the list of pages) keeps its name and loses its link."""
 
     def lead(match: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
-"""Writes the reference into docs/api.md and docs/c_api.md, so that it is there for those who read the files: docstrings
-and signatures of the Python sources, and the headers of the C API. Run it with ebbtide installed.
-tests/python/test_docs_pages.py holds the pages against it."""
+"""Writes the reference pages, so that they need no tool to read and the site no build of ebbtide: docstrings and
+signatures of the Python sources, the headers of the C API, the help of the commands. Run it with ebbtide installed.
+tests/python/test_docs_pages.py compares the pages with it."""
 
 import ast
 import importlib
@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("docs/api.md", "docs/c_api.md")
+PAGES = ("docs/api.md", "docs/c_api.md", "docs/cli/reference.md")
 _COLUMNS = 120
-# Between the two comments stands what is made.
+# The tool writes the text between the two comments.
 _MARK = re.compile(r"^<!-- reference: (\S+) -->\n(?:(?:(?!<!-- ).*\n)*<!-- end -->\n)?", re.MULTILINE)
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _ENTRY = re.compile(r"^([\w.]+(?:, [\w.]+)*): (.*)$", re.DOTALL)
@@ -32,12 +34,38 @@ def _reference(name: str) -> str:
         return f"\n```c\n{(ROOT / name).read_text()}```\n\n"
     module, _, attribute = name.rpartition(".")
     thing = getattr(importlib.import_module(module), attribute)
+    if isinstance(thing, click.Command):
+        return "\n" + "\n\n".join(_describe_command(thing, f"ebbtide {attribute}")) + "\n\n"
     shown = name.removeprefix("ebbtide.") if module == "ebbtide.saver" else f"ebbtide.{attribute}"
     shown = name if module == "ebbtide.lms" else shown
     parts = [f"### {shown}", *_describe(thing, attribute)]
     for member, each in _members(thing) if inspect.isclass(thing) else ():
         parts += [f"#### {attribute}.{member}", *_describe(each, member)]
     return "\n" + "\n\n".join(parts) + "\n\n"
+
+
+def _describe_command(command: click.Command, path: str) -> Iterator[str]:
+    """Its usage, help and options, and those of the commands below it. Not by click's own formatter, whose words differ
+    between its versions."""
+    parameters = [each for each in command.get_params(click.Context(command)) if "--help" not in each.opts]
+    options = [each for each in parameters if isinstance(each, click.Option)]
+    arguments = [each.metavar or f"{{{'|'.join(each.type.choices)}}}" for each in parameters if each not in options]
+    commands = command.commands if isinstance(command, click.Group) else {}
+    words = [path, *(["[OPTIONS]"] if options else []), *(["COMMAND"] if commands else []), *arguments]
+    yield f"## {path}"
+    yield f"```sh\n{' '.join(words)}\n```"
+    yield from _as_markdown(inspect.cleandoc(command.help or ""))
+    if options:
+        yield "\n".join(map(_describe_option, options))
+    for name, each in commands.items():
+        yield from _describe_command(each, f"{path} {name}")
+
+
+def _describe_option(option: click.Option) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.type.name.upper()}"
+    names = ", ".join(f"`{name}{value}`" for name in (*option.opts, *option.secondary_opts))
+    default = f" [default: {option.default}]" if option.show_default else ""
+    return _wrap(f"{names}: {option.help}{default}", "- ")
 
 
 def _members(thing: type) -> Iterator[tuple[str, Any]]:

@@ -4,10 +4,10 @@
 One row after the other: a fresh virtual environment in build/matrix/, torch as `pip install torch==X` gives it (the
 CUDA build, up to 7 GB), a wheel of ebbtide, the essential part of the Python tests on the simulated device, and the
 environment is removed. Each row's counts stay in build/matrix/results/, and go into the table in docs/support.md. A row
-that was not tried keeps what the table says of it, with its day. No GPU is needed.
+that was not tried keeps its entry in the table, with its day. No GPU is needed.
 
 It works on a copy of the sources that is made when it starts, so that they may be changed meanwhile. Stopped and
-started again, it goes on where it was: what has a result for the same sources is not tried again (but with --again),
+started again, it goes on where it was: a row with a result for the same sources is not tried again (but with --again),
 and an environment that has its torch keeps it. A row that could not be set up (no network, no room) has no result.
 """
 
@@ -44,7 +44,7 @@ NEWEST_PYTHON = {
 }
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCH_OF_EVERY_PYTHON = "2.13.0"
-# Of tests/python: what meets torch and Python. What others add under these names comes along.
+# Of tests/python: the files that meet torch and Python, with later ones of these names.
 TESTS = ("test_saver_*.py", "test_torch_*.py", "test_support.py", "test_cli.py")
 # With a torch that large model support works with.
 LMS_FROM = "2.11"
@@ -71,7 +71,7 @@ INSTALL_SECONDS, BUILD_SECONDS, TEST_SECONDS = 3600, 3600, 7200
 
 
 class SetupError(Exception):
-    """A row could not be tried; what it would say is not known."""
+    """A row could not be tried; its result is not known."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Row:
 
 @dataclass
 class Result:
-    """What a row came to. `reason` says why there are no counts, where there are none."""
+    """The result of a row. `reason` says why there are no counts, where there are none."""
 
     torch: str
     python: str
@@ -290,7 +290,7 @@ def try_row(row: Row, interpreters: Mapping[str, Path], sources: str, options: a
 
 
 def read_result(row: Row, sources: str) -> Result | None:
-    """What is known of the row with these sources."""
+    """The result of the row with these sources, if there is one."""
     path = WORK / "results" / f"{row.name}.json"
     result = Result(**json.loads(path.read_text())) if path.is_file() else None
     return result if result is not None and result.sources == sources else None
@@ -339,7 +339,7 @@ def make_table(rows: Sequence[Row], lines: Mapping[Row, str]) -> str:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--rows", default="", help="those whose name has one of these words: 2.6.0,py3.10")
-    parser.add_argument("--list", action="store_true", help="name the rows and what is known of them, and end")
+    parser.add_argument("--list", action="store_true", help="name the rows and their results, and end")
     parser.add_argument("--again", action="store_true", help="also rows that have a result for these sources")
     parser.add_argument("--keep", action="store_true", help="leave the environments")
     parser.add_argument("--jobs", type=int, default=2, help="processes for the tests of a row")

@@ -3,7 +3,7 @@
 #
 #   tools/tidy.sh CLANG_TIDY BUILD_DIR
 #
-# BUILD_DIR holds compile_commands.json of a unity build: what a unit's sources share is read once, which takes a
+# BUILD_DIR holds compile_commands.json of a unity build: shared headers of a unit are read once, which takes a
 # quarter of the time. csrc/torch/cpu and csrc/torch/lms are left out: they are compiled where torch is, by no CMake.
 set -euo pipefail
 tidy=$1

@@ -1,4 +1,4 @@
-"""What a user would take instead of ebbtide: one file a baseline, each a Keeper (benchmarks/keepers.py).
+"""The programs that a user would take instead of ebbtide: one file a baseline, each a Keeper (benchmarks/keepers.py).
 
 BASELINES says which keeper each offers for which use: a use that it lacks is left out.
 """

@@ -1,8 +1,8 @@
-"""What a user would write: saved-tensor hooks over whole storages, side streams both ways, and a look-ahead.
+"""A user's own solution: saved-tensor hooks over whole storages, side streams both ways, and a look-ahead.
 
 First come, first offloaded, until `quota_bytes` have left in a step; backward loads `ahead_bytes` ahead of need, and
-forward waits for copies beyond so many bytes. So the device holds up to `ahead_bytes` more than what the quota leaves.
-Good enough for a model whose steps are all equal and whose saved tensors nobody else holds.
+forward waits for copies beyond so many bytes. So the device holds up to `ahead_bytes` more than the quota leaves.
+Good enough for a model whose steps are all equal and whose saved tensors have no other holder.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ class _Saved:
             self._copied = stream.record_event()
 
     def leave(self) -> None:
-        """What is allocated next in this stream may have its memory."""
+        """The next allocation in this stream may have its memory."""
         torch.cuda.current_stream().wait_event(self._copied)
         self._source = None
 
@@ -44,7 +44,7 @@ class _Saved:
 
 
 class KnownStorages:
-    """What was noted for a storage, as long as it lives: its address, and so its memory, is another's afterwards."""
+    """The record of a storage, as long as it lives: its address, and so its memory, is another's afterwards."""
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[StorageWeakRef, Any]] = {}

@@ -18,7 +18,7 @@ from benchmarks.sizes import MIB, Sizes
 
 
 def cut(size_bytes: int, handle_bytes: int) -> list[int]:
-    """Handles of one size, and what is left."""
+    """Handles of one size, and a rest."""
     whole, rest = divmod(round_up(size_bytes), handle_bytes)
     return [handle_bytes] * whole + ([rest] if rest else [])
 
@@ -38,7 +38,7 @@ def time_calls(driver: Driver, handle_sizes: Sequence[int], rest_seconds: float 
     for address, size in pieces:
         driver.set_access(address, size)
     claim_seconds = watch.stop()[0]
-    driver.touch(start, total)  # as tensors' memory is: nobody gives back what was never written to
+    driver.touch(start, total)  # as a tensor's memory is written before it is given back
 
     device.synchronize()
     time.sleep(rest_seconds)

@@ -1,4 +1,4 @@
-"""What the programs share: arguments, answers, and waiting for the device."""
+"""The common part of the programs: arguments, answers, and waiting for the device."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """JAX as it comes, with its preallocation: arrays of `array_bytes` until there are `count`, all computed on.
 
-Says how far it came; a refusal is an answer here, not a failure. What it knows is printed after each stage, so that
+Says how far it came; a refusal is an answer here, not a failure. Its results are printed after each stage, so that
 something is known of a process that is ended.
 """
 
@@ -25,7 +25,7 @@ class Stages:
 
 
 def look_at_pool(device: Any, stages: Stages) -> None:
-    """What JAX has preallocated, and what it may take in all: less than it asked for where it was refused that."""
+    """The bytes that JAX has preallocated, and its limit: less than it asked for where it was refused that."""
     stats = device.memory_stats() or {}
     stages.figures |= {"pool_bytes": stats.get("pool_bytes"), "pool_limit_bytes": stats.get("bytes_limit")}
 

@@ -1,6 +1,6 @@
-"""What a program does all the time: launches, driver allocations, training steps. All fits on the device.
+"""The usual work of a program: launches, driver allocations, training steps. All fits on the device.
 
-It stays, and does turns of what it is asked for: "launch", "allocation" or "step".
+It stays, and takes turns on request: "launch", "allocation" or "step".
 
 Arguments: launches, allocations and steps, of each round; allocation_bytes; width, layers and batch of the model. Its
 step keeps the device busy for longer than Python needs for it, so that the host's noise does not count.

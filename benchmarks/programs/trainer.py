@@ -21,7 +21,7 @@ class Watch(TrainerCallback):
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {"step": []}
         self.last: dict[str, float] = {}
-        self.lms: list[dict[str, float]] = []  # what ebbtide says after each step, where it is there
+        self.lms: list[dict[str, float]] = []  # ebbtide's statistics after each step
 
     def note(self, name: str, since: str) -> None:
         synchronize()

@@ -1,1 +1,1 @@
-"""What ebbtide and the baselines are asked to do: one file for each workload. Each has `parts(sizes)`."""
+"""The work for ebbtide and the baselines: one file for each workload. Each has `parts(sizes)`."""

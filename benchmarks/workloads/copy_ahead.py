@@ -2,7 +2,7 @@
 
 `copy_ahead.ebbtide`: `saver.prepare(copy=True, wait=False)` until it is over, then the first pause of the process,
 of what has not changed since. `copy_ahead.beside`: a forward pass by itself and while a thread copies the weights that
-it reads, by turns; what was copied is given back before each turn.
+it reads, by turns; the copies are given back before each turn.
 
 Passes follow one another without a pause, and the first seconds of each turn do not count: on an H200 passes that
 follow a rest take 2 to 4 % less, until its power limit has settled after about 30 of them.

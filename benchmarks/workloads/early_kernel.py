@@ -1,8 +1,8 @@
 """How soon a kernel may run on a tensor while the rest is still on its way: resume with wait=False.
 
 With rests, as in no_backup.py. In half of the cycles the bare driver calls take the place of the resume: so both claim
-what the same pause gave back, and are measured against each other. The resume comes after them then, and claims what
-somebody else gave back just before: that is shown as well.
+what the same pause gave back, and are measured against each other. The resume comes after them then, and claims memory
+that was given back just before: that is shown as well.
 """
 
 import time

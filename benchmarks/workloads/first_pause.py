@@ -1,4 +1,4 @@
-"""The first pause of a fresh process, into host memory that nobody has touched, and the resume that gives it back."""
+"""The first pause of a fresh process, into untouched host memory, and the resume that gives it back."""
 
 from functools import partial
 

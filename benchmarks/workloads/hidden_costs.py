@@ -1,4 +1,4 @@
-"""What ebbtide costs beside the time of a pause: importing it, host memory, device memory for itself.
+"""ebbtide's costs beside the time of a pause: importing it, host memory, device memory for itself.
 
 Processor time is measured with every pause and resume of the other workloads (`cpu_seconds`).
 """
@@ -53,7 +53,7 @@ def device_bytes_of_our_own() -> int:
 
 
 def memory() -> dict[str, int]:
-    """Bytes in use: on the device, by this process on the host, and what ebbtide says that it holds there."""
+    """Bytes in use: on the device, by this process on the host, and by ebbtide's own count."""
     return {
         "device memory": -device.free_bytes(),
         "resident host memory": device.resident_bytes(),

@@ -9,7 +9,7 @@ SPLIT = 1
 
 
 def take_and_free(size_bytes: int, metric: str, measured: Measured) -> None:
-    """All of it on the host: the device's limit is what is there already."""
+    """All of it on the host: the device's limit is the memory in use."""
     watch = Stopwatch()
     address = _core.alloc("chunks", size_bytes, overflow=SPLIT)
     measured.add(metric, watch.stop()[0])
@@ -29,7 +29,7 @@ def measure(sizes: Sizes) -> Measured:
     for _ in range(sizes.shown_samples + 1):
         take_and_free(size_bytes, "fresh", measured)
     for _ in range(sizes.shown_samples):
-        saver.configure(host_pool=0)  # gives back what it kept
+        saver.configure(host_pool=0)  # gives the pool back
         watch = Stopwatch()
         saver.configure(host_pool=size_bytes)
         _core.fill_host_pool(0)

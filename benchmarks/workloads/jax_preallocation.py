@@ -1,4 +1,4 @@
-"""JAX takes a share of what it is told the device has when it starts, and never more: what each --report does to that.
+"""JAX takes a share of the reported device memory when it starts, and never more: the effect of each --report.
 
 No figures of time that others could be held against: the facts say how much JAX preallocated, how much of that lay on
 the host, how far it came with 1.5 times the limit, and the seconds. The three run at once, since JAX waits ten seconds

@@ -1,7 +1,7 @@
 """What large model support costs where everything fits: steps with it and without, by turns in one process.
 
 Each way has a model of its own, since the parameters of the one are made while large model support is on. Its first
-steps of each turn are not counted: they learn anew what a step is.
+steps of each turn are not counted: they record the step anew.
 """
 
 from collections.abc import Callable

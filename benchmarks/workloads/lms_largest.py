@@ -1,7 +1,7 @@
 """The largest batch and the largest images of ResNet-152 that a limit allows, with large model support and without.
 
-What is found fits, and one step of the search more does not: facts `largest` and `too_large`. With large model support
-the host may be what is full: `host_limit_bytes` is what it may give. The metric "step" is of the largest.
+The result fits, and one step of the search more does not: facts `largest` and `too_large`. With large model support
+the host may be full instead: `host_limit_bytes` is its limit. The metric "step" is of the largest.
 """
 
 import gc

@@ -1,10 +1,11 @@
 """Allocation in a region against torch's default allocator, on the tensors of a transformer's training step.
 
-A step allocates what the forward pass of each block leaves for backward, and frees it in reverse, as backward does.
-Shapes are Llama-8B's (hidden 4096, feed-forward 14336, 8 key-value heads of 128) times the tokens, in bf16; nothing is
-computed. Both allocators run in one process, by turns. Metrics are seconds for one allocation and its free:
+A step allocates the tensors that the forward pass of each block leaves for backward, and frees them in reverse, as
+backward does. Shapes are Llama-8B's (hidden 4096, feed-forward 14336, 8 key-value heads of 128) times the tokens, in
+bf16; nothing is computed. Both allocators run in one process, by turns. Metrics are seconds for one allocation and its
+free:
 
-- warm: from torch's cache, as every step but the first: what a program pays
+- warm: from torch's cache, as every step but the first
 - cold: with the cache empty, so that each segment comes from the driver (cudaMalloc, or ebbtide's mapping)
 """
 
@@ -20,7 +21,7 @@ from benchmarks.measured import Measured, Part
 from benchmarks.sizes import Sizes
 from benchmarks.tensors import FEED, HIDDEN, KEY_VALUE
 
-# What one block saves for backward: two norms, q, k, v, attention's output, gate, up, their product, two residuals.
+# The saved tensors of one block: two norms, q, k, v, attention's output, gate, up, their product, two residuals.
 BLOCK_WIDTHS = (HIDDEN, HIDDEN, HIDDEN, KEY_VALUE, KEY_VALUE, HIDDEN, FEED, FEED, FEED, HIDDEN, HIDDEN)
 ENTERINGS = 200
 

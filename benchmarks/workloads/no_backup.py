@@ -1,10 +1,10 @@
 """40 GiB whose content is dropped, in tensors of 1 GiB: nothing but driver calls.
 
 A rest comes before each operation, as between the phases of a program: the driver clears memory that was given back,
-and where there is no rest, whoever comes next waits for it, the bare calls as well.
+and where there is no rest, the next caller waits for it, the bare calls as well.
 
-The bare calls are made while the tensors are away, those of baselines as well, so that everybody claims the memory that
-somebody else gave back just before. Beside tensors that are there they would claim other memory than these: bare calls
+The bare calls are made while the tensors are away, those of baselines as well, so that each claims memory that was
+given back just before. Beside tensors that are there they would claim other memory than these: bare calls
 alone took 3.5 ms for memory that had been free for a while, and 11.5 for what came back just before (H200, 40 GiB).
 """
 
@@ -23,7 +23,7 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     shapes = kept.equal_shapes(sizes.no_backup_tensors, sizes.no_backup_tensor_bytes)
     keeper = make()
     bare = BareCalls(kept.size_of(shapes), sizes)
-    # What the driver takes differs twofold from one time to the next, and each turn has one size of bare handles: twice
+    # The driver's time differs twofold from one time to the next, and each turn has one size of bare handles: twice
     # as many samples as elsewhere.
     return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, bare.take_turn), sizes, 2 * least)
 

@@ -17,7 +17,7 @@ WORKING_SHARE = 0.06
 
 
 def measure(sizes: Sizes, who: str, over: float) -> Measured:
-    """`token` is seconds for one token; `over_bytes` is what the weights exceed the limit by."""
+    """`token` is seconds for one token; `over_bytes` is the part of the weights beyond the limit."""
     size = sizes.overflow
     arguments = {
         **size.generate,

@@ -8,7 +8,7 @@ OPTIONS = {"pauseable": True, "tag": "default", "backup": "ram"}
 
 
 def measure(sizes: Sizes) -> Measured:
-    """`bytes` is what a pause frees; on the simulated device nothing is preloaded, and nothing is freed."""
+    """`bytes` are those that a pause frees; on the simulated device nothing is preloaded, and nothing is freed."""
     arguments = sizes.overflow.train
     ran = unmodified.run("train", OPTIONS, **arguments, pauses=sizes.samples)
     plain = unmodified.run("train", None, **arguments, pauses=0)

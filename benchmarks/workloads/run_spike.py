@@ -1,7 +1,7 @@
 """A training loop whose model does not fit for a while, and goes on: the same losses, and its old speed after.
 
-`kept` and `emptied` are a program that knows nothing of ebbtide, under `ebbtide run`: what the spike freed stays in
-torch's cache, or the program empties that. `region` is the same loop in regions with a tag for each model, which is
+`kept` and `emptied` are a program that knows nothing of ebbtide, under `ebbtide run`: memory that the spike freed stays
+in torch's cache, or the program empties that. `region` is the same loop in regions with a tag for each model, which is
 trimmed afterwards, as in examples/06_train_spike.py; `one_region` has one tag, and trims nothing.
 """
 
@@ -74,7 +74,7 @@ def measure_region(sizes: Sizes, has_one_tag: bool) -> Measured:
     size = sizes.overflow
     spike, warm_steps = size.spike, size.spike["warm_steps"]
     plain = unmodified.run("spike", None, **spike, empties_cache=False)
-    Training(spike["narrow"], 1, spike["batch"]).step()  # what torch keeps for itself lies outside of the region
+    Training(spike["narrow"], 1, spike["batch"]).step()  # torch's own memory lies outside of the region
     saver.configure(device_limit=size.limit_bytes, reserve=size.limit_bytes // 8)
     torch.set_num_threads(1)  # as the program has: on the simulated device it matters to the last bit
     regions = RegionTraining(spike, has_one_tag)

@@ -1,6 +1,6 @@
 """Where the time of a small pause goes: 2 MiB with a pinned backup, whole, and with parts of the work left out.
 
-What a variant saves is what the part costs. All take turns in one process. Metrics are "pause VARIANT" and "resume
+A variant saves the cost of its part. All take turns in one process. Metrics are "pause VARIANT" and "resume
 VARIANT"; those of the bare calls are of one handle as large as torch's segment, and of one copy of the tensor.
 """
 
@@ -64,7 +64,7 @@ def time_both(measured: Measured, variant: str, tensor: torch.Tensor, pause: Cal
 
 
 def time_nothing(measured: Measured) -> None:
-    """A pause of what is paused, and a resume of what is resident: asking alone."""
+    """A pause of a paused tag, and a resume of a resident one: the call alone."""
     saver.pause(TAG)
     watch = Stopwatch()
     saver.pause(TAG)

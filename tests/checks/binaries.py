@@ -1,4 +1,4 @@
-"""What a binary needs and exports, read with readelf and nm, and what is wrong with it."""
+"""A binary's needs and exports, read with readelf and nm, and its faults."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ SYSTEM_LIBRARIES = frozenset(
 
 @dataclass(frozen=True)
 class Rule:
-    """What a binary may need besides the system's libraries, and what it may export (patterns) and must export."""
+    """A binary's allowed needs besides the system's libraries, and its allowed (patterns) and required exports."""
 
     soname: str
     may_export: tuple[str, ...]

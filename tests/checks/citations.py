@@ -20,7 +20,7 @@ TOP_FOLDERS = "benchmarks|cmake|csrc|docs|examples|python|requirements|tests|too
 FOLDER = re.compile(rf"(?<![\w/.$*{{<%@-])((?:\.\./)*(?:{TOP_FOLDERS})/(?:[\w.-]+/)*[\w-]*)(?![\w/*<{{-]|\.\w)")
 # Files that are cited and are not the repository's: headers of others, and a program.
 FOREIGN = {"Python.h", "cuda.h", "cudaTypedefs.h", "llama.cpp", "test_cumem.py"}
-# What a build, a tool or a user makes, and placeholders in usage lines.
+# Files that a build, a tool or a user makes, and placeholders in usage lines.
 MADE = {"NAME", "PROGRAM.py", "compile_commands.json", "first.json", "second.json", "tuning.json"}
 
 FACT = re.compile(r"\bF(\d{1,3})\b")
@@ -42,7 +42,7 @@ PRUNED = {"build", "dist", "wheelhouse", "__pycache__"}
 
 
 def files_of(root: Path) -> list[str]:
-    """The repository's files, as their paths; what a build makes is left out."""
+    """The repository's files, as their paths; files that a build makes are left out."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in PRUNED and (not name.startswith(".") or name == ".ci")]
@@ -103,7 +103,7 @@ class Citations:
 
     @cached_property
     def names(self) -> set[str]:
-        """What a file may be cited as, "mapping.h" or "vmm/mapping.h", and every folder."""
+        """The names by which a file may be cited, "mapping.h" or "vmm/mapping.h", and every folder."""
         found = set()
         for path in self.files:
             parts = path.split("/")

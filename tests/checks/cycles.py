@@ -13,7 +13,7 @@ KIB = 1 << 10
 SECOND_EVERY = 4  # a tag's second policy is for few of its tensors, because disks are slow
 TABLE_BYTES = 1 << 20  # lists for the kernels grow with the largest pause so far, and stay with their ring
 
-# What the tensors of each tag are made with: (backup, retain).
+# The policy of each tag's tensors: (backup, retain).
 POLICIES = (
     (("ram", False), ("disk", False)),
     (("ram", True), ("disk", True)),
@@ -23,7 +23,7 @@ POLICIES = (
 
 
 class Held:
-    """A tensor and the digest of what is in it; `backup` is what its region says."""
+    """A tensor and the digest of its content; `backup` is that of its region."""
 
     def __init__(self, tensor, backup):
         self.tensor = tensor
@@ -33,7 +33,7 @@ class Held:
 
 
 class Cycles:
-    """Four tags with tensors of least to most KiB. Raises AssertionError where a byte is not what it was."""
+    """Four tags with tensors of least to most KiB. Raises AssertionError where a byte has changed."""
 
     def __init__(self, seed, tensor_count, least_kib, most_kib, prefix="cycles"):
         self.random = random.Random(seed)
@@ -116,7 +116,7 @@ class Cycles:
         return [tag for tag in self.tags if saver.is_paused(tag)]
 
     def drop(self, tags, once):
-        """What the model says of a pause: what has no backup is zeros."""
+        """The model of a pause: memory without a backup is zeros."""
         for tag in tags:
             for held in self.tags[tag]:
                 kind = once["backup"] if once else held.backup
@@ -158,14 +158,14 @@ class Cycles:
         self.check(tags)
 
     def settle(self):
-        """Waits for what is under way."""
+        """Waits for running operations."""
         for one in (*self.pending, *self.preparations):
             one.wait()
         self.pending.clear()
         self.preparations.clear()
 
     def scratch(self, tag):
-        """Memory that torch keeps as free blocks: what a pause calls unused, and what trim gives back."""
+        """Memory that torch keeps as free blocks: a pause calls it unused, and trim gives it back."""
         backup, retain = self.policies[tag][0]
         with saver.region(tag, backup=backup, retain=retain):
             tensor = torch.empty(self.scratch_bytes, dtype=torch.uint8, device=self.device)
@@ -201,7 +201,7 @@ class Cycles:
         self.check(self.resident())
 
     def rest(self):
-        """All resident, nothing retained, every trimmed segment back: what is held now does not hang on the past."""
+        """All resident, nothing retained, every trimmed segment back: the held memory does not depend on the past."""
         self.settle()
         saver.resume(*self.tags)
         self.check(self.tags)

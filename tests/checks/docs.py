@@ -1,4 +1,4 @@
-"""What a page of the documentation names, and which of these names do not exist."""
+"""The names on a page of the documentation that do not exist."""
 
 import ast
 import re

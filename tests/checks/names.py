@@ -8,7 +8,7 @@ from pathlib import Path
 DRIVER_ROW = re.compile(r"^EBBTIDE_FUNCTION\((\w+), (\d+), (required|optional)\)$", re.MULTILINE)
 DRIVER_HOOK = re.compile(r"^EBBTIDE_DRIVER_HOOK\((\w+), (\w+), (\d+), CU_GET_PROC_ADDRESS_(\w+)\)$", re.MULTILINE)
 NVML_HOOK = re.compile(r"^EBBTIDE_NVML_HOOK\((\w+)\)$", re.MULTILINE)
-# What the simulator exports besides the list: the way to everything else.
+# The simulator's exports besides the list: the way to everything else.
 RESOLVERS = {"cuGetProcAddress", "cuGetProcAddress_v2"}
 TYPES_PROGRAM = """#include <cuda.h>
 #include <cudaTypedefs.h>

@@ -31,7 +31,7 @@ def private_names(text: str, own: Container[str] = ()) -> set[str]:
 
 
 def names_looked_up(text: str) -> set[str]:
-    """What is given to `torch_names.find`."""
+    """The names that are given to `torch_names.find`."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and _chain(node.func) in (["find"], ["torch_names", "find"]):
@@ -49,7 +49,7 @@ def _private_attribute(node: ast.Attribute, own: Container[str]) -> set[str]:
 
 
 def names_defined(text: str) -> Iterator[str]:
-    """What a file defines: functions, classes, attributes and variables that it assigns."""
+    """The definitions of a file: functions, classes, attributes and variables that it assigns."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

@@ -18,7 +18,7 @@ Numbered = Iterator[tuple[int, str]]
 
 
 def is_wide(line: str) -> bool:
-    """Without the addresses in it, which nobody can break."""
+    """Without the addresses in it, which cannot be broken."""
     return len(URL.sub("", line)) > MAX_COLUMNS
 
 
@@ -88,7 +88,7 @@ def find_wide_lines(root: Path, checked: Iterable[str]) -> list[str]:
     for name in checked:
         place = root / name
         if not place.exists():
-            raise FileNotFoundError(f"{name} is on the list of what is checked, and not there")
+            raise FileNotFoundError(f"{name} is on the list of checked files, and does not exist")
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             prose = PROSE.get(path.suffix)
             for number, line in prose(path.read_text()) if prose else ():

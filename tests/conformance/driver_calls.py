@@ -2,7 +2,7 @@
 
 Functions are found as ebbtide finds them: by cuGetProcAddress, at the version that csrc/driver/functions.def names, or
 csrc/sim/program_functions.def.
-A call returns its CUresult as an int; the helpers of `Driver` in lower case assert success and return what was made.
+A call returns its CUresult as an int; the helpers of `Driver` in lower case assert success and return the new object.
 """
 
 import ctypes
@@ -117,7 +117,7 @@ class Driver:
         self.handle = ctypes.CDLL(path)
         self._versions = least_versions()
         self._resolved: dict[str, Callable[..., int]] = {}
-        self.keep: list[object] = []  # what the driver still points to
+        self.keep: list[object] = []  # objects that the driver still points to
 
     def address_of(self, name: str, version: int, flags: int = 0) -> tuple[int, int, int | None]:
         """cuGetProcAddress_v2's result, symbol status and address."""

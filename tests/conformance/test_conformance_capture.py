@@ -1,4 +1,4 @@
-"""Stream capture: what it allows, what it forbids, and what breaks it."""
+"""Stream capture: the calls that it allows, the calls that it forbids, and those that break it."""
 
 import ctypes
 import threading
@@ -225,7 +225,7 @@ SAFE = [
 
 
 class Objects:
-    """What the calls below work on, made before the capture begins."""
+    """The objects of the calls below, made before the capture begins."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -240,7 +240,7 @@ class Objects:
         assert driver.cuStreamSynchronize(self.idle) == SUCCESS
 
     def close(self) -> None:
-        """Gives everything back; what a call has freed already is refused, harmlessly."""
+        """Gives everything back; a second free is refused, harmlessly."""
         driver = self.driver
         assert driver.cuCtxSynchronize() == SUCCESS
         for offset in (0, 4096):

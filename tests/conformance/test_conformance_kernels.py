@@ -301,7 +301,7 @@ def test_a_captured_launch_does_not_run(driver: Driver) -> None:
 
 
 def run_over(driver: Driver, address: int, expected: int) -> None:
-    """Digests what is no block; the answer comes from waiting, and stays."""
+    """Digests memory that is no block; the answer comes from waiting, and stays."""
     stream, module, lists = driver.stream(NON_BLOCKING), load(driver), Lists(driver)
     lists.addresses[0] = address
     entry = function(driver, module, "ebbtide_digest_blocks")

@@ -1,4 +1,4 @@
-"""Mappings and access: what the driver refuses, and how."""
+"""Mappings and access: the driver's refusals."""
 
 import ctypes
 
@@ -111,7 +111,7 @@ def test_one_unmap_takes_several_whole_mappings(driver: Driver, row: int) -> Non
     assert driver.cuMemUnmap(row, 3 * GRANULE) == SUCCESS
 
 
-def test_unmap_passes_over_what_is_not_mapped(driver: Driver, row: int) -> None:
+def test_unmap_passes_over_unmapped_ranges(driver: Driver, row: int) -> None:
     assert driver.cuMemUnmap(row + GRANULE, GRANULE) == SUCCESS
     assert driver.cuMemUnmap(row + GRANULE, GRANULE) == SUCCESS
     assert driver.cuMemUnmap(row, 4 * GRANULE) == SUCCESS

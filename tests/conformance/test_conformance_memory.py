@@ -1,4 +1,4 @@
-"""Physical memory and address ranges: what the driver refuses, and how."""
+"""Physical memory and address ranges: the driver's refusals."""
 
 import ctypes
 
@@ -132,7 +132,7 @@ def test_an_unmapped_address_has_no_handle(driver: Driver) -> None:
     assert driver.cuMemAddressFree(address, GRANULE) == SUCCESS
 
 
-# Invariant 2 (nobody sees another's old bytes) rests on this.
+# Invariant 2 (no tag sees another's old bytes) rests on this.
 def test_fresh_memory_reads_zeros(driver: Driver) -> None:
     for _ in range(3):
         address, handle = driver.mapped(4 * GRANULE)

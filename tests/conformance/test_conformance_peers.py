@@ -1,4 +1,4 @@
-"""Who reaches whose memory: what one device is told of itself and of devices that are not there."""
+"""Access between devices: a device's answers about itself and about devices that do not exist."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""cuMemAlloc, pinned memory, copies, and what the driver says of pointers."""
+"""cuMemAlloc, pinned memory, copies, and the driver's answers about pointers."""
 
 import ctypes
 
@@ -91,7 +91,7 @@ def pages(driver: Driver):
     driver.cuMemHostUnregister(ctypes.addressof(view))
 
 
-def test_register_refuses_what_is_registered(driver: Driver, pages: int) -> None:
+def test_register_refuses_registered_memory(driver: Driver, pages: int) -> None:
     assert driver.cuMemHostRegister(pages, 2 * 4096, 0) == SUCCESS
     assert driver.cuMemHostRegister(pages, 2 * 4096, 0) == ALREADY_REGISTERED
     assert driver.cuMemHostRegister(pages + 4096, 2 * 4096, 0) == ALREADY_REGISTERED

@@ -1,4 +1,4 @@
-"""Starting the driver, what it says of itself, and contexts."""
+"""Starting the driver, its answers about itself, and contexts."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Streams, events and host functions: order, waiting, polling, and what is refused."""
+"""Streams, events and host functions: order, waiting, polling, and refusals."""
 
 import ctypes
 import threading
@@ -120,7 +120,7 @@ def test_a_wait_means_the_event_as_it_was_recorded_then(driver: Driver) -> None:
     assert [driver.cuStreamDestroy(stream) for stream in (first, second)] == [SUCCESS] * 2
 
 
-def test_two_events_with_timing_measure_what_is_between_them(driver: Driver) -> None:
+def test_two_events_with_timing_measure_the_work_between_them(driver: Driver) -> None:
     stream, begin, end, untimed = driver.stream(NON_BLOCKING), driver.event(0), driver.event(0), driver.event()
     milliseconds = ctypes.c_float(-1)
     assert driver.cuEventElapsedTime(milliseconds, begin, end) == INVALID_HANDLE  # never recorded

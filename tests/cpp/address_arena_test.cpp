@@ -111,7 +111,7 @@ TEST_F(AddressArenaTest, AReservationGoesWithTheLastOfItsAddresses) {
   EXPECT_EQ(Live::now().reservations, 1u);
 }
 
-TEST_F(AddressArenaTest, WhatIsAsLargeAsAReservationOrLargerHasOneOfItsOwn) {
+TEST_F(AddressArenaTest, ARangeAsLargeAsAReservationHasOneOfItsOwn) {
   for (const uint64_t size_bytes : {kLarge, kLarge + kChunk, 2 * kLarge}) {
     Addresses large = arena_.take(size_bytes);
     EXPECT_EQ(large.size_bytes(), size_bytes);
@@ -162,7 +162,7 @@ TEST_F(AddressArenaTest, Invariant3_WithoutAddressesNothingIsTakenAndNothingLeak
   sim().fail("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
   EXPECT_THROW(arena_.take(kLarge), DriverError);
   const Addresses next = arena_.take(kChunk);
-  EXPECT_EQ(next.address(), end_of(addresses)) << "what is reserved already needs nothing";
+  EXPECT_EQ(next.address(), end_of(addresses)) << "reserved addresses need no call";
 }
 
 TEST_F(AddressArenaTest, Invariant3_AllocationsDoWithSmallReservationsAndFailWithoutAny) {
@@ -193,7 +193,7 @@ TEST_F(AddressArenaTest, Invariant3_AddressesUnderAMappingThatCouldNotBeUndoneWa
   EXPECT_EQ(deferred_undos::count(), 1u);
   mapped = Addresses{};
   Addresses other = arena_.take(kChunk);
-  EXPECT_EQ(other.address(), end_of(beside)) << "nobody may have what is still mapped";
+  EXPECT_EQ(other.address(), end_of(beside)) << "mapped addresses are not given out";
   sim().fail("cuMemUnmap", 1, 999, 1);
   deferred_undos::retry(true);
   EXPECT_EQ(deferred_undos::count(), 1u);

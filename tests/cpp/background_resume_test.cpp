@@ -57,13 +57,13 @@ TEST_F(BackgroundResume, AnAsynchronousResumeTellsOfArrivalsAndEndsWithItsReport
   }
 }
 
-TEST_F(BackgroundResume, OneThatEverybodyLetGoOfGoesOn) {
+TEST_F(BackgroundResume, OneWithoutAHolderGoesOn) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   fill(address, 2 * kChunk, 1);
   pause();
   sim().set_delay("ebbtide_deliver", kPieceDelay);
   PendingResume::start(claim(OperationKind::kResume));
-  EXPECT_TRUE(core().registry.is_away(address, 2 * kChunk)) << "nobody waited for it";
+  EXPECT_TRUE(core().registry.is_away(address, 2 * kChunk)) << "no caller waited for it";
   sim().set_delay("ebbtide_deliver", 0);
   core().registry.wait_for({.names = {"w"}, .addresses = {}, .only = nullptr});
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
@@ -71,7 +71,7 @@ TEST_F(BackgroundResume, OneThatEverybodyLetGoOfGoesOn) {
   EXPECT_EQ(core().events.after(0).back().kind, "resume");
 }
 
-TEST_F(BackgroundResume, WhatIsOnItsWayIsAwayAndNotMissing) {
+TEST_F(BackgroundResume, ArrivingMemoryIsAwayAndNotMissing) {
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk});
   const CUdeviceptr other = alloc("other", kChunk);
   const auto is_missing = [&](CUdeviceptr each) { return core().registry.is_missing(each, 2 * kChunk); };
@@ -153,7 +153,7 @@ TEST_F(BackgroundResume, Invariant12_AFreeDoesNotWaitForAResumeInTheBackground) 
   EXPECT_TRUE(holds(address, 3 * kChunk, 1));
 }
 
-TEST_F(BackgroundResume, MemoryThatWasFreedMeanwhileIsWorthWaitingForBeforeSomebodyIsTurnedAway) {
+TEST_F(BackgroundResume, MemoryThatWasFreedMeanwhileIsAwaitedBeforeARefusal) {
   core().budgets.device.set_limit(8 * kChunk);
   const CUdeviceptr address = alloc_chunks("w", BackupKind::kRam, 0, {kChunk, kChunk, kChunk});
   fill(address, 3 * kChunk, 1);
@@ -267,7 +267,7 @@ TEST_F(BackgroundResume, ADeviceThatDiesInTheMiddleEndsAResumeInTheBackground) {
   } catch (const DriverError& error) {
     EXPECT_EQ(error.code, CUDA_ERROR_ILLEGAL_ADDRESS);
   }
-  EXPECT_TRUE(pending->is_ready({address, 48 * kChunk})) << "nobody waits for what does not come";
+  EXPECT_TRUE(pending->is_ready({address, 48 * kChunk})) << "no stream may wait for bytes that do not come";
 }
 
 TEST_F(BackgroundResume, WhereTheDeviceHasNoSuchWaitsTheCallingThreadWaits) {

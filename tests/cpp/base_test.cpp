@@ -58,7 +58,7 @@ TEST(Bytes, SizesAreWrittenInTheLargestUnitThatTheyFill) {
   EXPECT_EQ(format_bytes(UINT64_C(1) << 63), "8 EiB");
 }
 
-TEST(Text, Utf8IsToldFromWhatIsNot) {
+TEST(Text, Utf8IsToldFromOtherBytes) {
   for (const char* text :
        {"", "a", "\x7f", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF", "\xEE\x80\x80", "\xEF\xBF\xBF",
         "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF", "\xF1\x80\x80\x80", "a\xC3\xBC\xE2\x9C\x93z"}) {
@@ -113,7 +113,7 @@ TEST(Log, ALongLineIsCutAndEnds) {
 
 // A daemon's stderr may be a pipe whose reader is gone. For that the system ends a program which wrote itself, and ours
 // did not.
-TEST(Log, NobodyWhoReadsItEndsNoProgram) {
+TEST(Log, AClosedReaderEndsNoProgram) {
   ::setenv("EBBTIDE_LOG", "error", 1);
   const auto is_pending = [] {
     sigset_t pending;

@@ -1,4 +1,4 @@
-// What a scan says of blocks, few and many, is what the processor says of them.
+// A scan of blocks, few and many, gives the processor's answers.
 #include "core/transfer/block_scan.h"
 
 #include <gtest/gtest.h>

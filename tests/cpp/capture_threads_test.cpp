@@ -48,7 +48,7 @@ TEST_F(ThreadsTest, FreesOfALayerAboveAreTriedWithOurs) {
                                    []() noexcept { return waiting; }};
   frees = &core().deferred_frees;
   waiting = 1;
-  EXPECT_FALSE(give_back_caches(core())) << "nobody is known to wait";
+  EXPECT_FALSE(give_back_caches(core())) << "no waiting thread is known";
   frees->retry_also(kMore);
   EXPECT_EQ(frees->count(), 1u);
   core().capture_gate.begin_capture();
@@ -96,7 +96,7 @@ TEST_F(ThreadsTest, Invariant9_AnAllocationAsksTheStreamThatItIsGiven) {
   EXPECT_TRUE(is_capture_visible(0, stream));
   EXPECT_FALSE(is_capture_visible(0, nullptr));
   const CUdeviceptr address = allocate(core(), core().registry.tag("w"), Policy{}, 0, kChunk, stream);
-  EXPECT_EQ(core().deferred_frees.count(), 1u) << "what was put off waits for the device, and that breaks a capture";
+  EXPECT_EQ(core().deferred_frees.count(), 1u) << "a deferred free waits for the device, and that breaks a capture";
   CUgraph graph = nullptr;
   EXPECT_EQ(driver().cuStreamEndCapture(stream, &graph), CUDA_SUCCESS) << "the capture is whole";
   check(driver().cuGraphDestroy(graph), "cuGraphDestroy");

@@ -125,7 +125,7 @@ inline FollowedStep run_step(CheckedFollower& checked, const StepRecord& record,
   return run;
 }
 
-// What a follower knows of a step without misses: nothing is sampled when a storage becomes free or is dropped.
+// A follower's knowledge of a step without misses: nothing is sampled when a storage becomes free or is dropped.
 inline StepRecord as_recorded(StepRecord record) {
   std::vector<bool> is_free(record.sizes_bytes.size(), false);
   for (size_t index = 0; index < record.events.size(); ++index) {

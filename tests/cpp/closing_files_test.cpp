@@ -73,7 +73,7 @@ class ClosingFilesTest : public ::testing::Test {
   DiskStore store_{slow_calls()};
 };
 
-TEST_F(ClosingFilesTest, NobodyWaitsForThem) {
+TEST_F(ClosingFilesTest, NoOperationWaitsForThem) {
   is_close_slow = true;
   store_.open(kSize).reset();
   store_.open(kSize).reset();
@@ -120,7 +120,7 @@ TEST_F(ClosingFilesTest, AFullDiskIsAskedOnceWhereNothingGoes) {
 }
 
 // Another process, such as a forked child, may have a descriptor. A file that it may view keeps its content.
-TEST_F(ClosingFilesTest, TheirSpaceGoesBackWhoeverHasThem) {
+TEST_F(ClosingFilesTest, TheirSpaceGoesBackForEachOwner) {
   for (const bool is_looked_at : {false, true}) {
     auto backup = store_.open(kSize);
     const std::vector<std::byte> content = random_bytes(kSize, 2);

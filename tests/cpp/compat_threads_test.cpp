@@ -31,7 +31,7 @@ ebbtide_thread_policy mine() {
   return policy;
 }
 
-// What a getter of TMS would tell.
+// The answer of a getter of TMS.
 std::string state() {
   std::string text = tms_get_interesting_region() ? "on " : "off ";
   text += tms_get_current_tag();
@@ -46,7 +46,7 @@ TEST(CompatThreads, AThreadBeginsAsTorchMemorySaverDoes) {
   EXPECT_EQ(mine().tagging, EBBTIDE_TAGGING_UNSET) << "asking sets nothing";
 }
 
-TEST(CompatThreads, WhatIsSetIsTheThreadsPolicy) {
+TEST(CompatThreads, TheSettingIsTheThreadsPolicy) {
   tms_set_current_tag("kv_cache");
   tms_set_interesting_region(true);
   EXPECT_EQ(state(), "on kv_cache");
@@ -142,7 +142,7 @@ TEST(CompatThreads, TheVariablesDecideAtFirstUse) {
   ::setenv("TMS_INIT_CPU_BACKUP_BACKEND", "mmap", 1);
   ::setenv("TMS_RETAIN_CPU_BACKUP", "maybe", 1);
   EXPECT_EQ(state(), "on default mmap");
-  EXPECT_FALSE(tms_get_retain_cpu_backup()) << "what is malformed is ignored";
+  EXPECT_FALSE(tms_get_retain_cpu_backup()) << "malformed values are ignored";
   ::setenv("TMS_INIT_ENABLE", "0", 1);
   std::thread([] { EXPECT_EQ(state(), "on default mmap"); }).join();
 }

@@ -1,4 +1,4 @@
-// Copies ahead of a pause: what is in use goes to its backup in steps, and the pause copies what has changed since.
+// Copies ahead of a pause: memory in use goes to its backup in steps, and the pause copies later changes.
 #include "core/operation/ahead.h"
 
 #include <gtest/gtest.h>
@@ -106,7 +106,7 @@ TEST_P(CopyAheadTest, WhatAStepGaveUpOrGotMeanwhileIsLookedAtOnce) {
   EXPECT_TRUE(holds(last, 2 * kChunk, 3));
 }
 
-TEST_P(CopyAheadTest, APauseInTheMiddleTakesOverWhatIsThere) {
+TEST_P(CopyAheadTest, APauseInTheMiddleTakesOverTheCopies) {
   const CUdeviceptr address = make(6, 1);
   AheadProgress progress{.step_bytes = 2 * kChunk};
   ASSERT_TRUE(copy_ahead(core(), "w", progress));
@@ -171,7 +171,7 @@ TEST_P(CopyAheadTest, NothingIsDoneWhileACaptureIsUnderWay) {
   EXPECT_EQ(copy_ahead(core(), "w", progress)->totals().copied, 2 * kChunk);
 }
 
-TEST_P(CopyAheadTest, WhatSomebodyLooksAtIsLeftAlone) {
+TEST_P(CopyAheadTest, ViewedMemoryIsLeftAlone) {
   const CUdeviceptr address =
       allocate(core(), core().registry.tag("w"), {.backup = GetParam(), .retain = true}, 0, 2 * kChunk);
   fill(address, 2 * kChunk, 1);
@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CopyAheadTest,
 
 class CopyAheadRules : public CoreTest {};
 
-TEST_F(CopyAheadRules, WhatNobodyUsedIsLeftToThePause) {
+TEST_F(CopyAheadRules, UnusedMemoryIsLeftToThePause) {
   const CUdeviceptr address = alloc("w", 4 * kChunk);
   fill(address, 4 * kChunk, 1);
   AheadProgress progress;
@@ -283,7 +283,7 @@ TEST_F(CopyAheadRules, ADeviceWithoutKernelsIsPassedOver) {
   DeviceKernels::forget_all();
 }
 
-TEST_F(CopyAheadRules, AHostThatIsTooSmallRefusesAndKeepsWhatIsThere) {
+TEST_F(CopyAheadRules, AHostThatIsTooSmallRefusesAndKeepsTheCopies) {
   const CUdeviceptr address = alloc("w", 8 * kChunk);
   fill(address, 8 * kChunk, 1);
   copy_all(core(), "w", kChunk * 2, 1);  // which makes the ring
@@ -323,11 +323,11 @@ class CopyAheadFaults : public MovesFaults {
   }
 };
 
-TEST_F(CopyAheadFaults, Invariant3_OfWhatIsInMemory) {
+TEST_F(CopyAheadFaults, Invariant3_OfBackupsInMemory) {
   sweep_steps({{"w", kRam, 0, {1, 1}}, {"w", kPinned, 0, {2}}, {"w", kRetained, 1, {4}}},
               [&] { make_second_cycle(2); });
 }
-TEST_F(CopyAheadFaults, Invariant3_OfWhatIsOnDisk) {
+TEST_F(CopyAheadFaults, Invariant3_OfBackupsOnDisk) {
   sweep_steps({{"w", kDisk, 0, {2}}, {"w", kRetainedDisk, 0, {4}}}, [&] { make_second_cycle(1); });
 }
 

@@ -161,7 +161,7 @@ TEST_F(CopyQueueTest, OnlyDirectBackupsOnTheBusAreAbandoned) {
   const std::vector<CopyStep> launches = take_all(Kind::kLaunch);
   ASSERT_EQ(launches.size(), 2u);
   submit(later, kDirectPieceBytes);
-  EXPECT_TRUE(queue_.is_bus_used()) << "though nobody has said yet that it is there";
+  EXPECT_TRUE(queue_.is_bus_used()) << "before its arrival is known";
   queue_.fail(std::make_exception_ptr(StateError("stop")));
   queue_.abandon_direct_backups();
   EXPECT_TRUE(direct_.was_abandoned);

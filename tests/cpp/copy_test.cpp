@@ -1,4 +1,4 @@
-// Copies between a device and a store: bit-exact with one thread and with several, and correct in what they report
+// Copies between a device and a store: bit-exact with one thread and with several, and correct in their reports
 // after a failure.
 #include <gtest/gtest.h>
 
@@ -73,7 +73,7 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> 
     used_bytes_ = offset;
   }
   ~CopyTest() override { engine_.reset(); }
-  // Uses the class once in the intended way: submits everything, and takes what has landed.
+  // Uses the class once in the intended way: submits everything, and takes the landed pieces.
   void run(CopyDirection direction, std::span<const CopyJob> jobs, const std::function<void(size_t)>& landed) {
     Copy copy(*engine_, direction, GetParam());
     for (const CopyJob& job : jobs) {
@@ -147,7 +147,7 @@ TEST_P(CopyTest, OnlyTheRangesOfAJobMove) {
   EXPECT_EQ(std::memcmp(backup_.view() + kChunk, zeros.data(), kUnit), 0);
 }
 
-TEST_P(CopyTest, WhatIsComparedIsWrittenOnlyWhereItDiffers) {
+TEST_P(CopyTest, ComparedBlocksAreWrittenOnlyWhereTheyDiffer) {
   fill(address(), kBytes, 1);
   run(CopyDirection::kToStore, jobs_, [](size_t) {});
   std::vector<CopyJob> compared = jobs_;

@@ -19,7 +19,7 @@ std::string message_of(const std::function<void()>& act) {
 }
 bool mentions(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-TEST(TagNames, WhatIsRefusedAndWhatIsNot) {
+TEST(TagNames, GoodAndBadNames) {
   for (const std::string good : {"w", "weights v2", "\xC3\xBC\xE2\x9C\x93\xF0\x9F\x8C\x8A", "a.b:c-d_e", "..."})
     EXPECT_NO_THROW(check_tag_name(good)) << good;
   EXPECT_NO_THROW(check_tag_name(std::string(255, 'x')));
@@ -174,7 +174,7 @@ TEST_F(RegistryTest, ATagIsPresentWhileItsBackupsArePrepared) {
   EXPECT_TRUE(take_lease().is_away);
 }
 
-TEST_F(RegistryTest, FreeingWhatIsAwayMakesTheTagPresentAgain) {
+TEST_F(RegistryTest, FreeingAbsentMemoryMakesTheTagPresentAgain) {
   const CUdeviceptr address = alloc("w", kChunk);
   alloc("w", kChunk);
   pause();
@@ -213,7 +213,7 @@ TEST(CaptureGateTest, PermitsAndCapturesExcludeEachOther) {
     has_begun = true;
   });
   while (!gate.is_capturing()) std::this_thread::yield();
-  EXPECT_FALSE(gate.try_enter()) << "a capture that waits lets nobody in, or it would wait for ever";
+  EXPECT_FALSE(gate.try_enter()) << "a waiting capture lets no operation in, or it would wait for ever";
   first.reset();
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_FALSE(has_begun);

@@ -1,4 +1,4 @@
-// Deliveries: bit-exact with few slots and many threads, and correct in what they report after a failure. Streams can
+// Deliveries: bit-exact with few slots and many threads, and correct in their reports after a failure. Streams can
 // wait for them.
 #include <gtest/gtest.h>
 
@@ -195,7 +195,7 @@ TEST_F(DeliveryTest, AStoreThatFailsEndsItAndLetsStreamsGo) {
   }
 }
 
-TEST_F(DeliveryTest, WhatIsGivenUpEndsAndSaysSo) {
+TEST_F(DeliveryTest, AnAbandonedDeliveryEndsAndSaysSo) {
   const auto backup = make_backup();
   Delivery delivery(*engine_);
   delivery.add_copy(address(), *backup, 0, kBytes);

@@ -53,7 +53,7 @@ TEST_F(DeviceMarginTest, OthersTakeFromIt) {
   set_margin(0);
   EXPECT_THROW(alloc("w", 2 * kChunk), OutOfMemory);
   deallocate(core(), alloc("w", kChunk));
-  EXPECT_EQ(core().budgets.device.peak_bytes(0), 2 * kChunk) << "what was refused is no peak";
+  EXPECT_EQ(core().budgets.device.peak_bytes(0), 2 * kChunk) << "a refused request is no peak";
   sim().set_foreign_bytes(0, 0);
 }
 

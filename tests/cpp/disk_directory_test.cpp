@@ -1,4 +1,4 @@
-// The folder of disk backups: what chooses it, and what a relative path means.
+// The folder of disk backups: the choice of it, and the meaning of a relative path.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

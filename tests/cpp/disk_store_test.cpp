@@ -365,7 +365,7 @@ TEST_F(DiskStoreTest, WhatWasGivenBackIsClaimedAgain) {
   expect_round_trip(*backup);
   const std::vector<std::byte> content = read_all(*backup, kSize);
   backup->reclaim(0, kSize);
-  EXPECT_EQ(read_all(*backup, kSize), content) << "what is there stays";
+  EXPECT_EQ(read_all(*backup, kSize), content) << "the content stays";
 }
 
 TEST_F(DiskStoreTest, AViewThatTheSystemRefusesIsAStoreErrorAndTheNextTryWorks) {

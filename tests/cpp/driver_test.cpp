@@ -69,7 +69,7 @@ TEST(DriverTest, ADriverThatDoesNotStartIsAskedAgain) {
   EXPECT_STREQ(driver_name(), "sim");
 }
 
-TEST(DriverTest, ADriverThatLacksWhatIsNeededIsNamed) {
+TEST(DriverTest, ADriverThatLacksAFunctionIsNamed) {
   sim().reset();
   use_driver("sim");
   sim().hide_function("cuMemMap");

@@ -38,7 +38,7 @@ void look(size_t size_bytes) {
   probe->kept_out += *seen ? 0 : 1;
 }
 
-TEST_F(EnginePoolLockTest, NobodyReadsTheListsWhileTheyGrow) {
+TEST_F(EnginePoolLockTest, TheListsAreNotReadWhileTheyGrow) {
   Probe own{.pool = &core().engines, .kept_out = 0, .threads = {}};
   probe = &own;
   {

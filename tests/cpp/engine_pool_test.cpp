@@ -40,7 +40,7 @@ TEST_F(EnginePoolTest, TheEnginePoolKeepsEnginesWithinTheBudgets) {
   EXPECT_EQ(pool.held_bytes(), 3 * small);
   const Live before = Live::now();
   pool.borrow(1, need(2));
-  EXPECT_EQ(Live::now(), before) << "what was kept is lent again";
+  EXPECT_EQ(Live::now(), before) << "the kept engine is lent again";
   {
     std::deque<EnginePool::Loan> loans;
     for (int count = 0; count < 4; ++count) loans.push_back(pool.borrow(0, need(1)));
@@ -171,7 +171,7 @@ TEST_F(EnginePoolTest, AnEngineIsMadeWholeOrNotAtAll) {
 }
 
 // Other threads do not wait for the unpinning, which takes long.
-TEST_F(EnginePoolTest, NobodyWaitsForARingThatIsGivenUp) {
+TEST_F(EnginePoolTest, NoPauseWaitsForARingThatIsGivenUp) {
   EnginePool& pool = core().engines;
   pool.borrow(0, need(1));
   pool.borrow(1, need(1));

@@ -66,7 +66,7 @@ TEST_P(EveryStore, ThreadsWriteAndReadNeighbouringRangesOfAnySizeAndAlignment) {
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(wrong, std::vector<int>(kThreads, 0));
     EXPECT_EQ(read_all(*backup_, kSize), content);
-    EXPECT_TRUE(shows(content)) << "the view of before shows what was written since";
+    EXPECT_TRUE(shows(content)) << "the earlier view shows later writes";
   }
 }
 
@@ -85,7 +85,7 @@ TEST_P(EveryStore, AlignedPiecesGoStraight) {
   EXPECT_EQ(std::memcmp(bytes, content.data(), kSize), 0);
 }
 
-TEST_P(EveryStore, TheViewIsOneRangeWhoeverAsksFirst) {
+TEST_P(EveryStore, TheViewIsOneRangeForEachCaller) {
   const std::vector<std::byte> content = random_bytes(kSize, 5);
   backup_->write(0, content.data(), kSize);
   std::vector<const std::byte*> views(4);
@@ -96,7 +96,7 @@ TEST_P(EveryStore, TheViewIsOneRangeWhoeverAsksFirst) {
   EXPECT_TRUE(shows(content));
 }
 
-TEST_P(EveryStore, WhatIsWrittenIntoTheViewIsReadAndTheReverse) {
+TEST_P(EveryStore, WritesIntoTheViewAreReadAndTheReverse) {
   std::vector<std::byte> content = random_bytes(kSize, 10);
   backup_->write(0, content.data(), kSize);
   std::byte* const writable = backup_->view();
@@ -115,7 +115,7 @@ TEST_P(EveryStore, WhatIsWrittenIntoTheViewIsReadAndTheReverse) {
   }
 }
 
-TEST_P(EveryStore, PopulatingAndSealingKeepWhatIsThere) {
+TEST_P(EveryStore, PopulatingAndSealingKeepTheContent) {
   const std::vector<std::byte> content = random_bytes(kSize, 6);
   backup_->write(0, content.data(), kSize);
   backup_->populate(0, kSize);
@@ -128,7 +128,7 @@ TEST_P(EveryStore, PopulatingAndSealingKeepWhatIsThere) {
   EXPECT_EQ(std::memcmp(backup_->view() + 77, content.data(), 300000), 0);
 }
 
-TEST_P(EveryStore, WhatIsDiscardedCanBeWrittenAgainAndItsNeighboursStay) {
+TEST_P(EveryStore, DiscardedPagesCanBeWrittenAgainAndTheirNeighboursStay) {
   const std::vector<std::byte> before = random_bytes(kSize, 7);
   const std::vector<std::byte> after = random_bytes(kSize, 8);
   constexpr Part kGone = {4097, 300000};
@@ -174,7 +174,7 @@ std::string name_of(const ::testing::TestParamInfo<BackupKind>& info) {
 INSTANTIATE_TEST_SUITE_P(Kinds, EveryStore, ::testing::Values(BackupKind::kRam, BackupKind::kPinned, BackupKind::kDisk),
                          name_of);
 
-TEST(StoreOf, WhatIsNoStoreIsAnInvalidArgument) {
+TEST(StoreOf, AnUnknownStoreIsAnInvalidArgument) {
   EXPECT_THROW(require_store(BackupKind::kNone), InvalidArgument);
   EXPECT_THROW(require_store(static_cast<BackupKind>(77)), InvalidArgument);
 }

@@ -21,7 +21,7 @@ uint64_t total(const std::vector<policy::Evictable>& candidates, const std::vect
                          [&](uint64_t sum, size_t index) { return sum + candidates[index].size_bytes; });
 }
 
-TEST(Eviction, WhatIsUsedLastLeavesFirst) {
+TEST(Eviction, TheLastUsedLeavesFirst) {
   const std::vector<policy::Evictable> candidates = {{10, 1}, {10, 3}, {10, 2}};
   EXPECT_EQ(policy::choose_evictions(candidates, 1), std::vector<size_t>({1}));
   EXPECT_EQ(policy::choose_evictions(candidates, 11), std::vector<size_t>({1, 2}));

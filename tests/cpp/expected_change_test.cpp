@@ -1,4 +1,4 @@
-// What changed before each of the last two pauses is copied before anybody looks at the scan. A wrong guess costs one
+// Blocks that changed before each of the last two pauses are copied before the scan is read. A wrong guess costs one
 // copy.
 #include <gtest/gtest.h>
 
@@ -71,9 +71,9 @@ const Calls kCareful = {"cuLaunchKernel", "cuEventSynchronize", "cuMemcpyDtoHAsy
 const Calls kExpecting = {"cuLaunchKernel",     "cuMemcpyDtoHAsync",  "cuLaunchKernel",
                           "cuEventSynchronize", "cuEventSynchronize", "cuMemUnmap"};
 
-TEST_F(ExpectedChangeTest, ItIsCopiedBeforeAnybodyWaits) {
+TEST_F(ExpectedChangeTest, ItIsCopiedBeforeTheFirstWait) {
   const CUdeviceptr address = alloc_noted({BackupKind::kPinned}, {kChunk});
-  pause();  // makes what is made once
+  pause();  // makes everything that is made once
   resume();
   for (const Calls& calls : {kCareful, kCareful, kExpecting, kExpecting}) {
     fill(address, kChunk, ++seed_);
@@ -114,7 +114,7 @@ TEST_F(ExpectedChangeTest, ABlockThatBecomesOneValueIsCopiedOnce) {
   EXPECT_EQ(bytes_at(address)[0], 7);
 }
 
-TEST_F(ExpectedChangeTest, WhatIsUnusedIsNotCopied) {
+TEST_F(ExpectedChangeTest, UnusedBlocksAreNotCopied) {
   const CUdeviceptr address = alloc_changed({BackupKind::kPinned}, {2 * kChunk, kChunk});
   const ReportRow row = pause_but({{address, kChunk}});
   EXPECT_EQ(row.copied, 2 * kChunk);

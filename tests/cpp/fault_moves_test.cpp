@@ -55,7 +55,7 @@ TEST_F(MovesFaults, Invariant3_TrimAndItsReturn) {
 }
 
 // Blocks that are unchanged, constant, changed and unused.
-TEST_F(MovesFaults, Invariant3_TheSecondPauseOfWhatIsRetainedAndItsResume) {
+TEST_F(MovesFaults, Invariant3_TheSecondPauseOfARetainedBackupAndItsResume) {
   const Act pause_it = [&] { pause_but_unused(); };
   const Act resume_all = [&] { resume(); };
   const std::vector<ItemSpec> items = {{"w", kRetained, 0, {1, 2, 1}}, {"w", kRam, 0, {1}}};
@@ -82,7 +82,7 @@ TEST_F(MovesFaults, Invariant3_PinnedBackups) {
   sweep_all({items, pause_all, resume_all, {resume_all, pause_all}});
 }
 
-// Its copies are queued before anybody looks at the scan. What is kept in RAM is pinned by then.
+// Its copies are queued before the scan is read. A retained backup in RAM is pinned by then.
 TEST_F(MovesFaults, Invariant3_PinnedMemoryThatChangesEachTime) {
   const Act pause_all = [&] { pause(); };
   const Act resume_all = [&] { resume(); };
@@ -125,7 +125,7 @@ TEST_F(MovesFaults, Invariant3_BackupsOnDisk) {
   EXPECT_TRUE(directory.is_empty());
 }
 
-TEST_F(MovesFaults, Invariant3_AnAsynchronousResumeTellsItsErrorToWhoeverWaits) {
+TEST_F(MovesFaults, Invariant3_AnAsynchronousResumeTellsItsErrorToEachWait) {
   const Act resume_all = [&] { resume(); };
   const Act pause_all = [&] { pause(); };
   const Act wait_for_it = [&] { resume_pending(); };

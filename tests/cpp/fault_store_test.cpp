@@ -265,7 +265,7 @@ TEST_F(StoreFaults, Invariant7_ASwapWithoutHostMemoryLeavesBothAsTheyWere) {
   expect_bytes("back");
 }
 
-TEST_F(StoreFaults, Invariant7_WhatWasClaimedIsThereAndNobodyElseGetsIt) {
+TEST_F(StoreFaults, Invariant7_TheClaimedSpaceIsThereForItsOwnerAlone) {
   build({{"a", kRam, 0, {1, 1}}, {"b", kRam, 0, {1, 1}}});
   core().budgets.host.set_limit(3 * kChunk + 2 * policy::kLeastRingBytes + kMiB);
   auto first = claim(OperationKind::kPause, {"a"});

@@ -8,7 +8,7 @@
 
 namespace ebbtide::testing {
 
-// A backup in memory that calls a function before each write and each read. The function may throw what a store throws.
+// A backup in memory that calls a function before each write and each read. The function may throw as a store does.
 class HookedBackup : public Backup {
  public:
   using Hook = std::function<void()>;

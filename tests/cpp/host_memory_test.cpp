@@ -47,7 +47,7 @@ TEST_F(HostTree, MeminfoIsReadInKibibytes) {
   EXPECT_TRUE(read().cgroups.empty());
 }
 
-TEST_F(HostTree, WhatIsMissingDoesNotBind) {
+TEST_F(HostTree, MissingFilesDoNotBind) {
   fs::remove(root_ + "/proc/meminfo");
   EXPECT_EQ(read().total_bytes, kUnlimited);
   EXPECT_EQ(read().available_bytes, kUnlimited);

@@ -1,4 +1,4 @@
-// Host memory that a promotion keeps, so that what has not changed goes back without a copy.
+// Host memory that a promotion keeps, so that unchanged memory goes back without a copy.
 #include "moves_faults.h"
 #include "overflow_world.h"
 
@@ -63,7 +63,7 @@ TEST_F(HostTwinsTest, BlocksThatHaveChangedAreCopied) {
   expect_resident("demoted");
 }
 
-TEST_F(HostTwinsTest, OnlyWhatIsAskedForIsKept) {
+TEST_F(HostTwinsTest, OnlyRequestedTwinsAreKept) {
   make("w", kRam, {1, 1});
   demote();
   promote();

@@ -58,7 +58,7 @@ TEST_F(LedgerTest, AFullLedgerSaysSo) {
   EXPECT_NO_THROW(open());
 }
 
-TEST_F(LedgerTest, WhatIsNoLedgerIsRefused) {
+TEST_F(LedgerTest, AForeignFileIsRefused) {
   constexpr size_t kLedgerBytes = Ledger::kFileBytes;
   for (const size_t size_bytes : {size_t{1}, kLedgerBytes - 1, kLedgerBytes, kLedgerBytes + 1}) {
     const std::string content(size_bytes, 'x');
@@ -101,7 +101,7 @@ TEST_F(LedgerTest, Invariant7_OneThatWasEmptiedIsMendedWhateverItsSize) {
   }
 }
 
-TEST_F(LedgerTest, Invariant7_AClaimThatMendsAndIsRefusedTellsWhatIsHeld) {
+TEST_F(LedgerTest, Invariant7_AClaimThatMendsAndIsRefusedTellsTheHeldBytes) {
   const auto first = budget(20);
   const HostCharge held = first->charge(15, "what the first one holds");
   const auto second = budget(20);
@@ -113,7 +113,7 @@ TEST_F(LedgerTest, Invariant7_AClaimThatMendsAndIsRefusedTellsWhatIsHeld) {
 
 // As the sweep of the next run (python/ebbtide/launch/ledger.py): it locks the whole file and removes it, while another
 // process has already opened the file and waits.
-TEST_F(LedgerTest, Invariant7_WhatIsRemovedBeforeItIsLockedIsOpenedAgain) {
+TEST_F(LedgerTest, Invariant7_AFileRemovedBeforeItIsLockedIsOpenedAgain) {
   const int sweeper = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   struct flock whole{};
   whole.l_type = F_WRLCK;
@@ -146,7 +146,7 @@ TEST_F(LedgerTest, Invariant4_ALimitOnFilesIsAnError) {
   EXPECT_EQ(process.listen(), 'e');
 }
 
-TEST_F(LedgerTest, OnlyWhatIsEmptyOrWasEmptiedIsTakenUp) {
+TEST_F(LedgerTest, OnlyAnEmptyOrEmptiedFileIsTakenUp) {
   for (const size_t size_bytes : {size_t{0}, size_t{1}, Ledger::kFileBytes}) {
     std::ofstream(path_, std::ios::trunc) << std::string(size_bytes, '\0');
     EXPECT_NO_THROW(open()) << size_bytes;
@@ -168,7 +168,7 @@ TEST_F(LedgerTest, ALinkIsRefusedAndNothingIsMadeBehindIt) {
   std::filesystem::remove(target);
 }
 
-TEST_F(LedgerTest, WhatIsNoFileIsRefused) {
+TEST_F(LedgerTest, AFolderIsRefused) {
   ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   EXPECT_THROW(open(), StateError);
   std::filesystem::remove(path_);
@@ -296,7 +296,7 @@ TEST_F(LedgerTest, AProcessThatIsKilledHoldsNothing) {
   }
 }
 
-TEST_F(LedgerTest, AProcessThatIsKilledDuringItsTurnBlocksNobody) {
+TEST_F(LedgerTest, AProcessThatIsKilledDuringItsTurnBlocksNoOther) {
   const auto mine = budget(10 * kMiB);
   Process process("take_turn", path_);
   ASSERT_EQ(process.listen(), 't');

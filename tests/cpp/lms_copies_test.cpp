@@ -38,7 +38,7 @@ TEST_F(CopiesTest, PollingGetsThereAndTheBytesAreThereThen) {
     EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(piece), kChunk, seed));
     const uint64_t queries = sim().calls("cuEventQuery");
     EXPECT_TRUE(out->is_done());
-    EXPECT_EQ(sim().calls("cuEventQuery"), queries) << "what is complete stays so";
+    EXPECT_EQ(sim().calls("cuEventQuery"), queries) << "a complete copy stays complete";
     out->end();
   });
   const auto late = to_host(piece, address, kChunk, nullptr);
@@ -46,7 +46,7 @@ TEST_F(CopiesTest, PollingGetsThereAndTheBytesAreThereThen) {
   late->end();
 }
 
-TEST_F(CopiesTest, BeginsAfterWhatIsQueuedInTheCallersStream) {
+TEST_F(CopiesTest, BeginsAfterQueuedWorkInTheCallersStream) {
   const CUdeviceptr address = alloc("lms", kChunk);
   std::byte* const piece = memory_->take(0, kChunk);
   const Stream stream = Stream::create();
@@ -61,7 +61,7 @@ TEST_F(CopiesTest, BeginsAfterWhatIsQueuedInTheCallersStream) {
     set(address, ++value, kChunk, blocking);
     to_host(piece, address, kChunk, nullptr)->end();
     EXPECT_TRUE(is_all(piece, value, kChunk));
-    // What is queued later does not hold the copy up, and does not change what it reads once it is ordered.
+    // Later work does not hold the copy up, and does not change the bytes that it reads once it is ordered.
     set(address, ++value, kChunk, stream.get());
     const auto copy = to_host(piece, address, kChunk, stream.get());
     copy->order_before(stream.get());
@@ -215,7 +215,7 @@ TEST_F(CopiesTest, TheDurationIsThatOfTheCopyItself) {
   const CUdeviceptr address = alloc("lms", kChunk);
   std::byte* const piece = memory_->take(0, kChunk);
   const Stream stream = Stream::create();
-  // What the copy waits for takes 50 ms.
+  // The work before the copy takes 50 ms.
   const auto wait = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
   check(driver().cuLaunchHostFunc(stream.get(), wait, nullptr), "cuLaunchHostFunc");
   const auto begin = std::chrono::steady_clock::now();
@@ -342,8 +342,8 @@ TEST_F(CopiesAndCaptures, OneOnABlockingStreamRefusesTheLegacyStream) {
   check(driver().cuStreamDestroy(blocking), "cuStreamDestroy");
 }
 
-// In another thread, in the global mode, and nobody has told ebbtide.
-TEST_F(CopiesAndCaptures, OneThatNobodyKnowsOfStaysWhole) {
+// In another thread, in the global mode, unknown to ebbtide.
+TEST_F(CopiesAndCaptures, AnUnknownOneStaysWhole) {
   fill(address_, kChunk, 6);
   begin_capture();
   std::thread([&] {

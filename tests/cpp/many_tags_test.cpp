@@ -95,7 +95,7 @@ TEST_F(ManyTags, AQuestionAboutOneAllocationCostsTheSameWithAnyNumberInItsTag) {
   EXPECT_EQ(looks[3], looks[300]);
 }
 
-TEST_F(ManyTags, WhatIsAboutAllGrowsAsTheirNumberDoes) {
+TEST_F(ManyTags, TheCostOfAllGrowsAsTheirNumberDoes) {
   std::map<size_t, std::vector<uint64_t>> looks;
   for (const size_t count : {20, 200}) {
     const std::vector<CUdeviceptr> addresses = make(count);
@@ -134,7 +134,7 @@ TEST_F(ManyTags, AnEventNamesTheFirstOfThem) {
   EXPECT_NE(tags.find(", and " + std::to_string(300 - named) + " more"), std::string::npos) << tags;
 }
 
-TEST_F(ManyTags, WhatIsLeftNamesEveryTagAndDevice) {
+TEST_F(ManyTags, TheHeldMemoryNamesEveryTagAndDevice) {
   alloc("a", kChunk, BackupKind::kRam, 0);
   alloc("a", 2 * kChunk, BackupKind::kRam, 1);
   alloc("b", kChunk, BackupKind::kRam, 1);

@@ -57,7 +57,7 @@ TEST_P(MovesContent, OneBitAtAnyEdgeIsSeen) {
   }
 }
 
-TEST_P(MovesContent, WhatIsNearlyOneValueIsNone) {
+TEST_P(MovesContent, ABlockOfNearlyOneValueIsNotConstant) {
   std::memset(bytes_, 0, kBytes);
   EXPECT_EQ(expect_back("all zero").constant, kBytes);
   for (const size_t offset : {size_t{0}, size_t{15}, size_t{16}, kChunk - 17, kChunk - 1}) {
@@ -89,7 +89,7 @@ TEST_P(MovesContent, NaNsKeepTheirBits) {
 }
 
 // The store still holds the bytes of two pauses ago for blocks that were constant meanwhile.
-TEST_P(MovesContent, WhatComesAndGoesIsNeverTakenForWhatIsStored) {
+TEST_P(MovesContent, ChangesThatComeAndGoAreNeverTakenForTheStoredBytes) {
   for (const uint64_t seed : {1, 2, 1, 1}) {
     fill(address_, kBytes, seed);
     expect_back("seed " + std::to_string(seed));

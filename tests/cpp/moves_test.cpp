@@ -178,7 +178,7 @@ TEST_F(MovesTest, Invariant3_ASwapThatDoesNotFitLeavesBothAsTheyWere) {
   EXPECT_THROW(swap({}, {"in"}), InvalidArgument);
 }
 
-TEST_F(MovesTest, WhatIsPreparedIsClaimedOnceAndNotAgain) {
+TEST_F(MovesTest, PreparedMemoryIsClaimedOnceAndNotAgain) {
   const CUdeviceptr address = alloc("w", 4 * kChunk);
   fill(address, 4 * kChunk, 1);
   EXPECT_EQ(claim(OperationKind::kPrepare)->commit().front().totals().bytes, 4 * kChunk);
@@ -224,7 +224,7 @@ TEST_F(MovesTest, Invariant9_APinnedBackupIsUnpinnedAfterTheCaptureInWhichItsMem
   deallocate(core(), pinned);
   deallocate(core(), other);
   EXPECT_EQ(sim().calls("cuMemHostUnregister"), calls);
-  EXPECT_EQ(core().deferred_frees.count(), 1u) << "what is not pinned goes at once";
+  EXPECT_EQ(core().deferred_frees.count(), 1u) << "unpinned memory goes at once";
   core().capture_gate.end_capture();
   give_back_caches(core());
   EXPECT_EQ(core().deferred_frees.count(), 0u);
@@ -246,7 +246,7 @@ TEST_F(MovesTest, ViewsShowOneValueBlocksAndWritesComeBack) {
     EXPECT_TRUE(holds(address, 2 * kChunk, 5));
     fill(address, 2 * kChunk, 6);
     pause();
-    EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, 5)) << "nobody writes under a view";
+    EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), 2 * kChunk, 5)) << "no pause writes under a view";
     resume();
   }
   EXPECT_TRUE(holds(address, 2 * kChunk, 6));

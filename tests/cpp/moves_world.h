@@ -31,12 +31,13 @@ class MovesWorld : public CoreTest {
   // be left.
   void build(const std::vector<ItemSpec>& specs);
   void free_all();
-  // Nothing of ebbtide is left except what it keeps for good.
+  // Nothing of ebbtide is left except its permanent memory.
   void expect_nothing_left();
   // A small number is one repeated byte; a larger one is the seed of bytes that repeat nowhere.
   void write_block(size_t item, size_t block, uint64_t content);
 
-  // Records what was dropped or skipped as unused until now: it comes back as zeros. expect_sound does it first.
+  // Records the memory that was dropped or skipped as unused until now: it comes back as zeros. expect_sound does it
+  // first.
   void note_dropped();
   // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets, the state of each tag.
   void expect_sound(const std::string& when);

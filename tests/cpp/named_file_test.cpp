@@ -182,10 +182,10 @@ TEST_F(NamedFiles, OfAProcessThatWasKilledGoWithTheNextThatIsMade) {
   for (const std::string& name : foreign) std::ofstream(directory_.path() + "/" + name);
   EXPECT_EQ(names().size(), 2 + foreign.size());
   killed.kill();
-  EXPECT_EQ(names().size(), 2 + foreign.size()) << "nobody has removed it";
+  EXPECT_EQ(names().size(), 2 + foreign.size()) << "it was not removed";
   const auto mine = store_.open(kSize);
   const std::set<std::string> left = names();
-  EXPECT_EQ(left.size(), 2 + foreign.size()) << "mine, that of the living one, and what is no backup";
+  EXPECT_EQ(left.size(), 2 + foreign.size()) << "mine, that of the living one, and other files";
   for (const std::string& name : foreign) EXPECT_TRUE(left.contains(name)) << name;
 }
 
@@ -273,7 +273,7 @@ TEST_F(NamedFilesInMemory, AreAllowedWhereTheUserSaysBothAndWarnedOfOnce) {
   EXPECT_EQ(read_all(*backup, kSize), content);
   set_disk_directory("");
   ::setenv("TMPDIR", path_.c_str(), 1);
-  EXPECT_THROW(store_.open(kSize), StoreError) << "nobody named it for this";
+  EXPECT_THROW(store_.open(kSize), StoreError) << "it was not chosen for this";
   ::unsetenv("TMPDIR");
 }
 

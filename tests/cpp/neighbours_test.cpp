@@ -35,7 +35,7 @@ TEST(Neighbours, AGroupIsFullToTheByteAndAPieceThatIsLargerStandsAlone) {
   EXPECT_EQ(group_neighbours({{0, 9}, {9, 9}}, 8, always), (Groups{{0}, {1}}));
 }
 
-TEST(Neighbours, WithoutRoomForTwoNobodyShares) {
+TEST(Neighbours, WithoutRoomForTwoNoneShares) {
   for (const uint64_t most_bytes : {0, 1, 4, 7}) {
     EXPECT_EQ(group_neighbours({{0, 4}, {4, 4}, {8, 4}}, most_bytes, always), (Groups{{0}, {1}, {2}})) << most_bytes;
   }

@@ -25,7 +25,7 @@ class OperationsTest : public CoreTest {
   }
 };
 
-TEST_F(OperationsTest, Invariant5_PauseWaitsForWhatIsQueuedOnEveryStream) {
+TEST_F(OperationsTest, Invariant5_PauseWaitsForQueuedWorkOnEveryStream) {
   const CUdeviceptr kept = alloc("w", 2 * kChunk);
   const CUdeviceptr dropped = alloc("kv", kChunk, BackupKind::kNone);
   {
@@ -45,7 +45,7 @@ TEST_F(OperationsTest, Invariant5_PauseWaitsForWhatIsQueuedOnEveryStream) {
   EXPECT_TRUE(is_zero(dropped, kChunk));
 }
 
-TEST_F(OperationsTest, Invariant5_FreeWaitsForWhatIsQueued) {
+TEST_F(OperationsTest, Invariant5_FreeWaitsForQueuedWork) {
   const CUdeviceptr address = alloc("w", kChunk);
   const Stream stream = Stream::create();
   queue_memset(stream, address, kChunk, 7);
@@ -54,7 +54,7 @@ TEST_F(OperationsTest, Invariant5_FreeWaitsForWhatIsQueued) {
   EXPECT_EQ(driver().cuCtxSynchronize(), CUDA_SUCCESS);
 }
 
-TEST_F(OperationsTest, WhatIsQueuedAfterAResumeSeesTheBytes) {
+TEST_F(OperationsTest, WorkQueuedAfterAResumeSeesTheBytes) {
   const CUdeviceptr address = alloc("w", kChunk);
   fill(address, kChunk, 1);
   pause();

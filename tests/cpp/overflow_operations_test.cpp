@@ -149,7 +149,7 @@ TEST_F(OverflowTest, WhatWasTrimmedComesBackOnTheDeviceIfThereIsRoom) {
   EXPECT_EQ(promote().totals().bytes, 2 * kChunk);
   pause({}, BackupKind::kNone);
   core().budgets.device.set_limit(2 * kChunk);
-  EXPECT_THROW(resume(), OutOfMemory) << "what a pause dropped on the device is the device's";
+  EXPECT_THROW(resume(), OutOfMemory) << "memory dropped on the device comes back there";
 }
 
 TEST_F(OverflowTest, SpilledMemoryIsFreedInAnyOrderAndState) {

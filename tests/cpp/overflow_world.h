@@ -65,12 +65,12 @@ class OverflowWorld : public CoreTest {
   Report trim(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
   Report resume_at(const std::vector<std::string>& tags, const std::vector<CUdeviceptr>& addresses);
 
-  // Records what was dropped until now. expect_sound does it first.
+  // Records the memory dropped until now. expect_sound does it first.
   void note_dropped();
   // Checks invariants 1 to 3 for the present state: addresses, bytes, owners, budgets.
   void expect_sound(const std::string& when);
   void expect_resident(const std::string& when);
-  // Checks what is left once everything is freed: the pool's memory, and it counts.
+  // Checks the rest once everything is freed: the pool's memory, and it counts.
   void expect_nothing_left();
 
   std::vector<Item> items_;

@@ -110,7 +110,7 @@ class AbandonedClaim : public MovesWorld {
   }
 };
 
-// That what it brings is unused is the caller's word for this resume alone.
+// The caller calls the memory unused for this resume alone.
 TEST_F(AbandonedClaim, Invariant3_AResumeThatDoesNotHappenForgetsNoBytes) {
   for (const bool is_short : {false, true}) {
     SCOPED_TRACE(is_short ? "out of memory" : "abandoned");

@@ -29,7 +29,7 @@ TEST_F(PausedAlreadyTest, Invariant2_NoLaterPauseForgetsWhatWasLeftOnTheHost) {
   EXPECT_FALSE(is_paused(whole));
   expect_resident("resumed");
   pause({"w"}, BackupKind::kNone);
-  EXPECT_EQ(host_bytes(item) + host_bytes(whole), 0u) << "what is not paused is dropped as ever";
+  EXPECT_EQ(host_bytes(item) + host_bytes(whole), 0u) << "memory that is not paused is dropped";
 }
 
 TEST_F(PausedAlreadyTest, Invariant2_NoPromotionAndNoSwapTakesWhatWasLeftOnTheHost) {
@@ -64,7 +64,7 @@ TEST_F(PausedAlreadyTest, ATagWhoseMemoryLiesOnTheHostAloneIsPausedUntilItIsResu
   expect_nothing_left();
 }
 
-TEST_F(PausedAlreadyTest, WhatIsMadeInAPausedTagIsNotPausedYet) {
+TEST_F(PausedAlreadyTest, ANewAllocationInAPausedTagIsNotPausedYet) {
   const size_t first = spill("w", kSplitRam, kChunk, kChunk);
   pause();
   const size_t second = spill("w", kSplitRam, kChunk, kChunk);

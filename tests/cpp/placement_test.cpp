@@ -75,7 +75,7 @@ TEST(Placement, TheRoomForSmallOnesIsLittleAndWhole) {
   }
 }
 
-TEST(Placement, WhatIsTakenIsNotUsableAgain) {
+TEST(Placement, TakenMemoryIsNotUsableAgain) {
   DeviceRoom room{100 * kMiB, 20 * kMiB, 90 * kMiB, 10 * kMiB, kUnit};
   room.take(40 * kMiB);
   EXPECT_EQ(usable_bytes(room, kUnlimited), 40 * kMiB);

@@ -36,7 +36,7 @@ class Poison : public CoreTest {
 TEST_F(Poison, WhatHadNoBackupAndNothingElse) {
   const CUdeviceptr cache = alloc_chunks("kv", BackupKind::kNone, 0, {kChunk, 2 * kChunk});
   const CUdeviceptr weights = alloc("w", 2 * kChunk);
-  EXPECT_TRUE(is_zero(cache, 3 * kChunk)) << "new memory is what it was";
+  EXPECT_TRUE(is_zero(cache, 3 * kChunk)) << "new memory is zeros";
   fill(cache, 3 * kChunk, 1);
   fill(weights, kChunk, 2);
   pause();

@@ -32,11 +32,11 @@ TEST(Bytes, FormatIsReadable) {
   EXPECT_EQ(format_bytes(15 * kGiB), "15 GiB");
   EXPECT_EQ(format_bytes(kUnlimited), "no limit");
   EXPECT_EQ(format_bytes(kUnlimited - 1), "16 EiB");
-  EXPECT_EQ(format_amount(kUnlimited), "16 EiB") << "nobody asks for no limit";
+  EXPECT_EQ(format_amount(kUnlimited), "16 EiB") << "never shown: there is no limit";
   EXPECT_EQ(format_amount(kKiB), "1 KiB");
 }
 
-TEST(Chunking, WhatIsCopiedHasHandlesThatAreShortToCopy) {
+TEST(Chunking, CopiedMemoryHasHandlesThatAreShortToCopy) {
   const auto of_all = [](uint64_t copied, uint64_t limit) { return most_shared_bytes(copied, copied, limit); };
   EXPECT_EQ(of_all(0, kGiB), kGiB) << "nothing is there";
   EXPECT_EQ(of_all(2 * kMiB, kGiB), 128 * kMiB);
@@ -76,7 +76,7 @@ TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {
   }
 }
 
-TEST(Chunking, WhatIsCopiedHasSmallerChunksThanWhatIsDropped) {
+TEST(Chunking, CopiedMemoryHasSmallerChunksThanDroppedMemory) {
   EXPECT_EQ(cut_into_chunks(2 * kMiB, 2 * kMiB, true).size(), 1u);
   EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, true).size(), 8u);
   EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, false).size(), 1u);
@@ -228,7 +228,7 @@ TEST(HostRoom, EachBoundBinds) {
   EXPECT_EQ(host_room(memory, {.promised_bytes = 2 * kGiB, .touched_bytes = 3 * kGiB, .uncharged_bytes = kGiB},
                       {10 * kGiB, 0}),
             4 * kGiB);
-  // A cgroup does not count what the driver pins. Page cache that the kernel can reclaim does not count as used.
+  // A cgroup does not count memory that the driver pins. Page cache that the kernel can reclaim does not count as used.
   memory.cgroups = {{8 * kGiB, 5 * kGiB, kGiB}, {kUnlimited, 60 * kGiB, 0}};
   EXPECT_EQ(host_room(memory, {}, {}), 4 * kGiB);
   EXPECT_EQ(

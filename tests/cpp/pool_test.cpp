@@ -204,7 +204,7 @@ TEST_F(PoolTest, AbsurdRequestsAreOutOfMemory) {
   EXPECT_TRUE(source.sizes.empty());
 }
 
-TEST_F(PoolTest, TrimGivesBackWhatIsWhollyFree) {
+TEST_F(PoolTest, TrimGivesBackWhollyFreeSegments) {
   void* kept = arena.allocate(pool, kKiB);
   void* gone = arena.allocate(pool, 30 * kMiB);
   arena.deallocate(gone);

@@ -28,7 +28,7 @@ TEST_F(PreviewTest, NamesTheTagsWhoseContentWouldMoveInTheOrderOfTheRequest) {
   pause({"b"});
   EXPECT_EQ(preview(OperationKind::kPause), (Names{"a"}));
   EXPECT_EQ(preview(OperationKind::kResume), (Names{"b"}));
-  EXPECT_EQ(preview(OperationKind::kTrim), (Names{"a", "b"})) << "of what is away, the backups";
+  EXPECT_EQ(preview(OperationKind::kTrim), (Names{"a", "b"})) << "the backups of memory that is away";
 }
 
 TEST_F(PreviewTest, LeavesEverythingAsItIs) {
@@ -47,7 +47,7 @@ TEST_F(PreviewTest, LeavesEverythingAsItIs) {
   core().capture_gate.end_capture();
   EXPECT_TRUE(core().events.after(0).empty());
   deallocate(core(), address);
-  EXPECT_EQ(Live::now().device_bytes, 0u) << "nobody holds it";
+  EXPECT_EQ(Live::now().device_bytes, 0u) << "no operation holds it";
 }
 
 TEST_F(PreviewTest, RefusesWhatTheOperationRefuses) {
@@ -87,7 +87,7 @@ TEST_F(PreviewTest, WaitsForAnOperationThatHoldsTheTags) {
   fill(address, 2 * kChunk, 1);
   pause();
   auto operation = claim(OperationKind::kResume, {"w"});
-  EXPECT_EQ(preview(OperationKind::kResume, {"other"}), (Names{"other"})) << "nobody holds that one";
+  EXPECT_EQ(preview(OperationKind::kResume, {"other"}), (Names{"other"})) << "no operation holds that one";
   core().registry.wait_for({.names = {"other"}, .addresses = {}, .only = nullptr});
   std::atomic<bool> is_over{false};
   std::thread asking([&] {

@@ -1,4 +1,4 @@
-// What a refusal of memory says: who holds it, which limit refused, what to do, and nothing of Python.
+// The text of a refusal: the holders, the limit that refused, advice, and nothing of Python.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -69,7 +69,7 @@ TEST_F(RefusalTest, TheHostsHoldersAreNamedByTagAndLargestFirst) {
   host().set_limit(kUnlimited);
 }
 
-TEST_F(RefusalTest, HoldersAddUpToWhatIsHeldAndEachByteHasOne) {
+TEST_F(RefusalTest, HoldersAddUpToTheHeldBytesAndEachByteHasOne) {
   HostBudget budget;
   budget.set_margin(0);
   HostHolder& tag = budget.holder("backups of 'a'");
@@ -82,7 +82,7 @@ TEST_F(RefusalTest, HoldersAddUpToWhatIsHeldAndEachByteHasOne) {
   HostCharge record;  // takes the holder of the first that is merged into it
   record.merge(part.split_promised(kMiB));
   record.merge(whole.split_promised(kMiB));
-  EXPECT_EQ(tag.bytes.load(), 4 * kMiB) << "what is merged counts with the one that takes it";
+  EXPECT_EQ(tag.bytes.load(), 4 * kMiB) << "a merged charge counts with the one that takes it";
   part.give_back_touched(kMiB);
   whole.give_back_promised();
   EXPECT_EQ(tag.bytes.load(), 3 * kMiB);
@@ -114,7 +114,7 @@ TEST_F(RefusalTest, AnyNamesLeaveRoomForTheAdvice) {
   EXPECT_TRUE(says(error, "EBBTIDE_HOST_MARGIN"));
 }
 
-TEST_F(RefusalTest, WhereNothingIsHeldNobodyIsNamed) {
+TEST_F(RefusalTest, WhereNothingIsHeldNoHolderIsNamed) {
   HostBudget budget;
   budget.set_limit(kMiB);
   const StoreError error = refusal<StoreError>([&] { budget.require_room(kGiB, "x"); });

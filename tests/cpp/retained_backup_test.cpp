@@ -49,7 +49,7 @@ TEST_P(Windows, OneAddressWhileItIsPausedResidentAndPausedAgain) {
   EXPECT_TRUE(holds(seen, 3 * kChunk, 2));
   resume();
   EXPECT_TRUE(holds(address, 3 * kChunk, 2));
-  EXPECT_FALSE(view_backup(core(), {address, kChunk})) << "an ordinary view is of what is away";
+  EXPECT_FALSE(view_backup(core(), {address, kChunk})) << "an ordinary view shows memory that is away";
 }
 
 TEST_P(Windows, TheNextPauseRefreshesWhatAWindowShows) {
@@ -82,14 +82,14 @@ TEST_P(Windows, BlocksOfOneValueAreShownWhileResident) {
   EXPECT_EQ(std::memcmp(window->bytes(), sevens.data(), sevens.size()), 0);
 }
 
-TEST_P(Windows, WhatIsWrittenIntoTheWindowOfResidentMemoryNeverComesBack) {
+TEST_P(Windows, WritesIntoTheWindowOfResidentMemoryNeverComeBack) {
   for (const bool is_dropped_first : {false, true}) {
     const CUdeviceptr address = alloc_retained(2);
     fill(address, 2 * kChunk, 1);
     pause();
     resume();
     auto window = window_on(address, 2 * kChunk);
-    pause();  // makes no digests of what the window may still write
+    pause();  // makes no digests of blocks that the window may still write
     resume();
     fill(bytes_of(window), 2 * kChunk, 9);
     if (is_dropped_first) window.reset();
@@ -101,7 +101,7 @@ TEST_P(Windows, WhatIsWrittenIntoTheWindowOfResidentMemoryNeverComesBack) {
   }
 }
 
-TEST_P(Windows, WhatIsWrittenWhileItIsAwayComesBack) {
+TEST_P(Windows, WritesWhileItIsAwayComeBack) {
   const CUdeviceptr address = alloc_retained(2);
   fill(address, 2 * kChunk, 1);
   pause();
@@ -125,7 +125,7 @@ TEST_P(Windows, OfNothingThatWasNotRetained) {
   EXPECT_FALSE(window_on(address, kChunk));
   fill(address, 2 * kChunk, 2);
   pause();
-  EXPECT_TRUE(holds(bytes_of(window), 2 * kChunk, 1)) << "of a backup that is nobody's any more";
+  EXPECT_TRUE(holds(bytes_of(window), 2 * kChunk, 1)) << "of a backup without an owner";
   resume();
   pause({}, BackupKind::kNone);
   EXPECT_FALSE(window_on(address, kChunk)) << "dropped";
@@ -196,7 +196,7 @@ class WindowFaults : public MovesFaults {
     }
     EXPECT_EQ(windows_.size(), items_.size());
   }
-  // Nobody looks any more when the world looks for what is left.
+  // No view is left when the world looks for leaks.
   Act and_let_go(const Act& act) {
     return [this, act] {
       act();

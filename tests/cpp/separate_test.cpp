@@ -67,7 +67,7 @@ TEST_F(SeparateTest, Invariant1_EachChunkGetsMemoryOfItsOwnAtItsAddress) {
   EXPECT_FALSE(open_lease(core(), "w", "a test").is_away);
 }
 
-TEST_F(SeparateTest, ATrimThenTakesWhatIsNamedAndNoMore) {
+TEST_F(SeparateTest, ATrimThenTakesTheNamedMemoryAlone) {
   const auto parts = make("w", 3);
   come_back();
   separate({parts[1]});

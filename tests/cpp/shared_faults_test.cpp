@@ -55,7 +55,7 @@ TEST_F(SharedFaults, Invariant3_BackgroundResumesOfWhatShared) {
              {resume_all_, wait_for_it, pause_all_}});
 }
 
-TEST_F(SharedFaults, Invariant3_PausesOfWhatIsDroppedAndOfWhatIsPinned) {
+TEST_F(SharedFaults, Invariant3_PausesOfDroppedAndOfPinnedMemory) {
   sweep_all({{{"n", kNone, 0, {1}}, {"n", kNone, 0, {1}}, {"p", kPinned, 1, {1}}, {"p", kPinned, 1, {1}}},
              come_back_,
              pause_all_,

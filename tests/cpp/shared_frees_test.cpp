@@ -39,7 +39,7 @@ TEST_F(SharedFreesTest, TheMemoryOfOneThatIsFreedStaysUntilTheLastGoes) {
   expect_no_leak();
 }
 
-TEST_F(SharedFreesTest, Invariant1_NobodyGetsAddressesThatAreStillMapped) {
+TEST_F(SharedFreesTest, Invariant1_MappedAddressesAreNotGivenOut) {
   start();
   deallocate(core(), parts_[1]);
   const auto fresh = make("w", 2);

@@ -37,7 +37,7 @@ TEST_F(SharedTest, Invariant1_NeighboursComeBackBehindOneHandleAtTheirAddresses)
   expect_no_leak();
 }
 
-TEST_F(SharedTest, WhatIsMadeLaterStandsAloneUntilItHasBeenAway) {
+TEST_F(SharedTest, ALaterAllocationStandsAloneUntilItHasBeenAway) {
   const auto parts = make("w", 2);
   come_back();
   const auto more = make("w", 2);
@@ -94,7 +94,7 @@ TEST_F(SharedTest, OtherTagsDevicesAndPoliciesDoNotShare) {
   for (const auto& parts : all) expect_whole(parts);
 }
 
-TEST_F(SharedTest, WhatIsFreedOneByOneForOthersDoesNotShare) {
+TEST_F(SharedTest, AllocationsFreedOneByOneDoNotShare) {
   for (const Policy& policy :
        {Policy{.overflow = Overflow::kSplit}, Policy{.overflow = Overflow::kWhole}, Policy{.is_freed_singly = true}}) {
     const auto parts = make("w", 3, policy);
@@ -105,7 +105,7 @@ TEST_F(SharedTest, WhatIsFreedOneByOneForOthersDoesNotShare) {
   }
 }
 
-TEST_F(SharedTest, MemoryThatNobodyUsesDoesNotShare) {
+TEST_F(SharedTest, UnusedMemoryDoesNotShare) {
   for (const BackupKind kind : {BackupKind::kRam, BackupKind::kNone}) {
     const auto parts = make("w", 3);
     OperationRequest request;
@@ -117,7 +117,7 @@ TEST_F(SharedTest, MemoryThatNobodyUsesDoesNotShare) {
     resume();
     EXPECT_EQ(handles(), 3u) << "a pool's idle memory lies in the middle";
     come_back();
-    EXPECT_EQ(handles(), 1u) << "nobody says that it is idle";
+    EXPECT_EQ(handles(), 1u) << "it is not known to be idle";
     for (const CUdeviceptr part : parts) deallocate(core(), part);
   }
 }

@@ -104,7 +104,7 @@ TEST_F(SharedMovesTest, Invariant3_ABackgroundResumeThatFailsLeavesAllOfAHandleA
   }
 }
 
-TEST_F(SharedMovesTest, PeersUseWhatIsShared) {
+TEST_F(SharedMovesTest, PeersUseSharedMemory) {
   // Adjacent to allocations that were never paused and have handles of their own.
   const auto parts = make("w", 3);
   come_back();
@@ -121,7 +121,7 @@ TEST_F(SharedMovesTest, PeersUseWhatIsShared) {
 
 class SharedPeersTest : public PeersWorld {};
 
-TEST_F(SharedPeersTest, ADeviceThatWakesLaterGetsAccessToWhatIsSharedOnce) {
+TEST_F(SharedPeersTest, ADeviceThatWakesLaterGetsAccessToSharedMemoryOnce) {
   start_with_one();
   std::vector<CUdeviceptr> parts;
   for (int index = 0; index < 3; ++index) parts.push_back(alloc("w", kChunk));
@@ -198,7 +198,7 @@ TEST_F(SharedSwapTest, Invariant2_HandlesOfSharedMemoryChangeHands) {
   expect_content(a, 10);
   pause({"a"});
   resume({"a"});
-  EXPECT_EQ(handles(), 2u) << "what was swapped once may be again";
+  EXPECT_EQ(handles(), 2u) << "a tag that was swapped once may be again";
   sim().clear_log();
   const auto reports = swap({"a"}, {"b"});
   EXPECT_EQ(reports.front().totals().bytes, kTagBytes);

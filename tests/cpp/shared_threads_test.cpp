@@ -25,7 +25,7 @@ class SharedThreadsTest : public ThreadsTest {
   std::vector<CUdeviceptr> parts_;
 };
 
-TEST_F(SharedThreadsTest, Invariant12_WhatIsFreedInTheMiddleOfAPauseIsGoneAfterIt) {
+TEST_F(SharedThreadsTest, Invariant12_MemoryFreedInTheMiddleOfAPauseIsGoneAfterIt) {
   start();
   Slow slow("cuMemUnmap", kStand, [&] { pause(); });
   deallocate(core(), parts_[1]);
@@ -42,7 +42,7 @@ TEST_F(SharedThreadsTest, Invariant12_WhatIsFreedInTheMiddleOfAPauseIsGoneAfterI
   expect_no_leak();
 }
 
-TEST_F(SharedThreadsTest, Invariant12_WhatIsFreedInTheMiddleOfAResumeLeavesItsMemoryToTheOthers) {
+TEST_F(SharedThreadsTest, Invariant12_AnAllocationFreedInTheMiddleOfAResumeLeavesItsMemoryToTheOthers) {
   start();
   pause();
   {

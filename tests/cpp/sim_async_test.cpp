@@ -168,7 +168,7 @@ TEST_F(SimAsync, MemoryThatHasGoneIsAFaultThatStays) {
   note(queue, 1);
   ASSERT_EQ(driver.f_cuMemUnmap(address, kGranule), CUDA_SUCCESS);
   EXPECT_EQ(driver.f_cuStreamSynchronize(queue), CUDA_ERROR_ILLEGAL_ADDRESS);
-  EXPECT_TRUE(ran.empty()) << "what a faulted stream still held must not run";
+  EXPECT_TRUE(ran.empty()) << "queued work of a faulted stream must not run";
   EXPECT_EQ(driver.f_cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(driver.f_cuMemsetD8Async(other, 1, 16, nullptr), CUDA_ERROR_ILLEGAL_ADDRESS);
   EXPECT_EQ(driver.f_cuMemUnmap(other, kGranule), CUDA_SUCCESS);
@@ -190,7 +190,7 @@ TEST_F(SimAsync, ReadOnlyMemoryIsReadAndNotWritten) {
   EXPECT_EQ(driver.f_cuMemcpyHtoD(address, host.data(), host.size()), CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_F(SimAsync, ALateCopyMeetsWhatIsMappedThen) {
+TEST_F(SimAsync, ALateCopyMeetsThePresentMapping) {
   const CUdeviceptr address = mapped();
   const CUstream queue = stream();
   ASSERT_EQ(driver.f_cuMemsetD8Async(address, 9, 16, queue), CUDA_SUCCESS);

@@ -124,7 +124,7 @@ TEST_F(SimPeers, NativeMemoryIsCopiedByAllAndUsedByKernelsOfThoseThatEnabledIt) 
   use(first_);
   const CUdeviceptr hers = linear();
   use(second_);
-  EXPECT_EQ(fill(hers), CUDA_SUCCESS) << "what is made later as well";
+  EXPECT_EQ(fill(hers), CUDA_SUCCESS) << "later allocations as well";
 }
 
 TEST_F(SimPeers, AKernelThatTouchesAPeersMemoryWithoutAccessIsAFault) {

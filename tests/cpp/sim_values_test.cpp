@@ -113,7 +113,7 @@ TEST_F(SimValues, WhoWaitsForAnotherStreamIsNotHeldUp) {
   waiter.join();
 }
 
-TEST_F(SimValues, TheWriteMayBeQueuedInAStreamThatNobodyWaitsFor) {
+TEST_F(SimValues, TheWriteMayBeQueuedInAnUnwatchedStream) {
   const CUstream waiting = stream(), writing = stream();
   uint32_t* number = pinned();
   ASSERT_EQ(wait(waiting, number, 1), CUDA_SUCCESS);
@@ -144,7 +144,7 @@ TEST_F(SimValues, NumbersInDeviceMemoryPassABaton) {
   EXPECT_EQ(*reinterpret_cast<uint32_t*>(bytes_at(baton)), 20u);
 }
 
-TEST_F(SimValues, EagerWorkStopsAtAWaitAndNobodyHangs) {
+TEST_F(SimValues, EagerWorkStopsAtAWaitAndNoThreadHangs) {
   control.set_async(EBBTIDE_SIM_EAGER, 0);
   const CUstream queue = stream();
   uint32_t* number = pinned();

@@ -72,7 +72,7 @@ TEST(SlabSpace, OnlyWhatWasTakenCanBeGivenBackAndOnce) {
   EXPECT_EQ(space.find_free_slab(), 100u);
 }
 
-TEST(SlabSpace, WhatIsKeptForGoodNeverComesBack) {
+TEST(SlabSpace, PermanentSlabsNeverComeBack) {
   SlabSpace space;
   space.add(0, 30);
   for (int piece = 0; piece < 3; ++piece) space.take(10);

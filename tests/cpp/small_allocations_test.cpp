@@ -140,7 +140,7 @@ TEST_F(SmallAllocations, Invariant7_AClaimLeavesWhatItSpares) {
   const DeviceCharge second = budget.charge(0, 40);
   EXPECT_EQ(budget.available_bytes(0), 0u);
   budget.set_limit(kUnlimited);
-  EXPECT_EQ(budget.charge(0, 7, kUnlimited).size_bytes(), 7u) << "what has no end spares anything";
+  EXPECT_EQ(budget.charge(0, 7, kUnlimited).size_bytes(), 7u) << "an unlimited budget spares nothing";
 }
 
 }  // namespace

@@ -114,8 +114,8 @@ TEST(StepDeviation, AStepThatIsTakenOverHoldsTheLimitAndLoads) {
     const FollowedStep run = run_step(checked, other, limits);
     if (!run.was_followed) continue;  // it became the other one in a turn that `one` does not have
     EXPECT_LE(most(run.held), static_cast<int64_t>(limits.limit_bytes));
-    // What the plan wants back comes back, whichever plan made it leave. Only the turn that told them apart is too
-    // late.
+    // Storages that the plan wants back come back, whichever plan made it leave. Only the turn that told them apart is
+    // too late.
     int lost = 0;
     for (const Departure& planned : make_plan(as_recorded(other), limits).departures) {
       for (const Departure& done : run.done.departures) {

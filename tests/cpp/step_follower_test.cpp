@@ -30,7 +30,7 @@ TEST(StepFollower, AnEqualStepFollowsThePlan) {
         EXPECT_LE(most(next.held), static_cast<int64_t>(limits.limit_bytes));
         expect_same_departures(next.done, make_plan(as_recorded(record), limits));
         EXPECT_LE(planned, 1.005 * replay(record, next.done).seconds);
-        EXPECT_LE(replay(record, next.done).seconds, 1.02 * planned) << "it knows less of what is between two turns";
+        EXPECT_LE(replay(record, next.done).seconds, 1.02 * planned) << "it knows less of the time between two turns";
       }
       EXPECT_EQ(checked.follower.plans_made(), 1u);
       EXPECT_EQ(checked.late_loads, 0u);
@@ -61,7 +61,7 @@ TEST(StepFollower, RandomStepsHoldTheLimit) {
     const StepLimits limits{part_of_peak(record, 30 + random() % 70), 1000, 1000};
     CheckedFollower checked;
     run_step(checked, record, limits);
-    // What the follower cannot see is that a demand went down at a drop: it never plans with too little.
+    // The follower cannot see that a demand went down at a drop: it never plans with too little.
     const int64_t bound = static_cast<int64_t>(limits.limit_bytes + make_plan(record, limits).excess_bytes);
     for (int step = 0; step < 2; ++step) {
       const FollowedStep run = run_step(checked, record, limits);
@@ -102,7 +102,7 @@ TEST(StepFollower, TheTimeOfAFreeDoesNotMatter) {
   }
 }
 
-TEST(StepFollower, WhatIsFreeLateLeavesLate) {
+TEST(StepFollower, StoragesThatAreFreeLateLeaveLate) {
   const StepRecord record = small_step();
   CheckedFollower checked;
   run_step(checked, record, kSmallLimits);
@@ -122,7 +122,7 @@ TEST(StepFollower, WhatIsFreeLateLeavesLate) {
   EXPECT_EQ(late.done.departures.back().release_at, at);
 }
 
-TEST(StepFollower, ADropOfWhatIsAwayMakesNobodyElseLeave) {
+TEST(StepFollower, ADropOfAnAbsentStorageMakesNoOtherLeave) {
   StepWriter step(0);
   const uint32_t unused = step.save(10);
   step.set_free(unused);

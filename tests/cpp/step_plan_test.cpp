@@ -1,4 +1,4 @@
-// Plans for training steps: what they promise of any step, and what they cost in replays.
+// Plans for training steps: their promises for any step, and their cost in replays.
 #include "policy/lms/step_plan.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ constexpr uint64_t kLookAhead = 2'000'000'000;
 
 uint64_t percent(uint64_t bytes, uint64_t part) { return bytes / 100 * part; }
 
-// What the device holds at each event if all leaves that can.
+// The bytes on the device at each event if all leaves that can.
 std::vector<int64_t> least_held(const StepRecord& record) {
   std::vector<Departure> all;
   for (const FreeStorage& absence : absences(record))
@@ -188,7 +188,7 @@ TEST(StepPlan, NoMoreBytesMoveThanWithBeladysChoiceOnDemand) {
     }
 }
 
-TEST(StepPlan, WhatIsWantedLastLeavesAndTheTailStays) {
+TEST(StepPlan, TheLastWantedLeavesAndTheTailStays) {
   const StepRecord record = llama_step();
   const StepPlan plan = make_plan(record, at_limit(percent(peak_bytes(record), 60)));
   ASSERT_FALSE(plan.departures.empty());
@@ -200,7 +200,7 @@ TEST(StepPlan, WhatIsWantedLastLeavesAndTheTailStays) {
   EXPECT_LT(*storages.rbegin(), 60u);
 }
 
-TEST(StepPlan, WhatIsNotWantedAgainLeavesFirst) {
+TEST(StepPlan, UnwantedStoragesLeaveFirst) {
   StepWriter step(0);
   const uint32_t used = step.save(10);
   const uint32_t unused = step.save(10);
@@ -311,7 +311,7 @@ void expect_replay(const char* name, const StepRecord& record, const std::vector
     EXPECT_GE(of_least, 0.98);
     EXPECT_LE(of_least, 1.0);
     EXPECT_LE(seconds, replay(record, rival).seconds);
-    // What was recorded was not exact.
+    // The record was not exact.
     for (const ReplayRates& rates : {ReplayRates{0.8 * kLinkRate, 0.8 * kLinkRate, 1},
                                      ReplayRates{kLinkRate, kLinkRate, 1.2}, ReplayRates{kLinkRate, kLinkRate, 0.8}})
       EXPECT_LE(replay(record, plan, rates).seconds, replay(record, rival, rates).seconds);
@@ -323,7 +323,7 @@ TEST(StepReplay, LlamaKeepsTheLinksBusy) {
 }
 
 // Its first layers save more in a second than the link moves, and they reach the limit early in forward. From then on
-// the link is too slow for what is saved, whatever the plan. So the ideal is out of reach, and the least time counts.
+// the link is too slow for the saved bytes, whatever the plan. So the ideal is out of reach, and the least time counts.
 TEST(StepReplay, ResNetKeepsTheLinksBusy) {
   expect_replay("resnet", resnet_step(), {{80, 0.999}, {60, 0.945}, {40, 0.95}});
 }

@@ -1,4 +1,4 @@
-// Training steps as records, and what a plan for one costs: a compute stream and a link in each direction.
+// Training steps as records, and the cost of a plan for one: a compute stream and a link in each direction.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline uint64_t peak_bytes(const StepRecord& record) {
 
 // --- Traces ---
 
-// Writes down a step: its clock, and the demand from what is saved and from temporaries.
+// Writes down a step: its clock, and the demand of saved tensors and of temporaries.
 class StepWriter {
  public:
   explicit StepWriter(uint64_t base_bytes) : held_bytes_(base_bytes) {}
@@ -188,7 +188,7 @@ inline uint64_t on_demand_bytes(const StepRecord& record, uint64_t limit_bytes, 
   return moved_bytes;
 }
 
-// What the device holds at each event under a plan.
+// The bytes on the device at each event under a plan.
 inline std::vector<int64_t> held_bytes(const StepRecord& record, const std::vector<Departure>& departures) {
   std::vector<int64_t> held;
   for (const StepEvent& event : record.events) held.push_back(static_cast<int64_t>(event.demand_bytes));
@@ -260,7 +260,7 @@ struct ReplayResult {
 };
 
 // Runs the step in stream order: a copy begins when its link and the compute stream have come to it. The compute stream
-// waits for the copy of what is released, and for the load of what is wanted.
+// waits for the copies of released tensors, and for the loads of wanted ones.
 inline ReplayResult replay(const StepRecord& record, const StepPlan& plan, const ReplayRates& rates = {}) {
   ReplayResult result;
   double compute = 0, out_link = 0, in_link = 0;

@@ -70,7 +70,7 @@ TEST_F(SwappedMemoryTest, AsManyHandlesAreHandedOverAsWereAnnounced) {
   EXPECT_EQ(created(), before);
 }
 
-TEST_F(SwappedMemoryTest, WhatNobodyWantsIsMadeAnewInTheSizesThatAreWanted) {
+TEST_F(SwappedMemoryTest, UnwantedHandlesAreMadeAnewInTheWantedSizes) {
   Held one = hold(kOne);
   Held other = hold(kOne);
   SwappedMemory swapped(0, kTwo, kTwo);
@@ -121,7 +121,7 @@ TEST_F(SwappedMemoryTest, ThePlaceholderKeepsWhatNoWholePieceFitsInto) {
   SwappedMemory swapped(0, kOne, kTwo);
   swapped.announce(kTwo);
   swapped.create_ahead({kTwo}, kOne, charge(kOne));
-  EXPECT_EQ(live_bytes(), kTwo) << "the difference is held by nobody's handle";
+  EXPECT_EQ(live_bytes(), kTwo) << "no handle holds the difference";
   sim().set_capacity(0, kTwo);
   offer(swapped, leaving);
   EXPECT_EQ(live_bytes(), kOne);
@@ -145,7 +145,7 @@ TEST_F(SwappedMemoryTest, WhatCanNotBeHadBeyondTheRequiredBytesIsDoneWithout) {
   EXPECT_EQ(live_bytes(), kTwo);
 }
 
-TEST_F(SwappedMemoryTest, WhatIsRequiredAndNotThereIsAnError) {
+TEST_F(SwappedMemoryTest, MissingRequiredMemoryIsAnError) {
   const Held leaving = hold(kOne);
   sim().set_capacity(0, kOne);
   SwappedMemory swapped(0, kOne, kTwo);

@@ -83,7 +83,7 @@ TEST(TagCode, EveryStringComesBackAndNoTwoMeet) {
   EXPECT_EQ(texts.size(), tags.size());
 }
 
-TEST(TagCode, ATagThatNobodyEncodedIsReadAsFarAsItGoes) {
+TEST(TagCode, AMalformedTagIsReadAsFarAsItGoes) {
   EXPECT_EQ(decode_tag("50%"), "50%");
   EXPECT_EQ(decode_tag("%2"), "%2");
   EXPECT_EQ(decode_tag("%zz%2g"), "%zz%2g");

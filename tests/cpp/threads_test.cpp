@@ -20,7 +20,7 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAPauseNotEvenOnTheirOwn
   Slow slow("cuMemcpyDtoHAsync", kStand, [&] { pause({"w"}); });
   const CUdeviceptr fresh = alloc("w", kChunk);
   deallocate(core(), doomed);
-  EXPECT_EQ(core().registry.find(doomed), nullptr) << "freed, whoever still holds it";
+  EXPECT_EQ(core().registry.find(doomed), nullptr) << "freed, although an operation holds it";
   EXPECT_THROW(deallocate(core(), doomed), InvalidArgument);
   deallocate(core(), other);
   deallocate(core(), alloc("other", kChunk));
@@ -29,8 +29,8 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAPauseNotEvenOnTheirOwn
   EXPECT_TRUE(core().registry.open_lease("w", "x").is_away);
   EXPECT_TRUE(slow.is_running()) << "all of that happened in the middle of the pause";
   slow.join();
-  EXPECT_EQ(resident_bytes("w"), kChunk) << "what was made meanwhile is resident";
-  EXPECT_EQ(core().registry.allocation_count(), 2u) << "the operation has freed what it held";
+  EXPECT_EQ(resident_bytes("w"), kChunk) << "later allocations are resident";
+  EXPECT_EQ(core().registry.allocation_count(), 2u) << "the operation has freed the doomed ones";
   resume();
   EXPECT_TRUE(holds(leaving, 5 * kChunk, 1));
   deallocate(core(), fresh);
@@ -214,7 +214,7 @@ TEST_F(ThreadsTest, Invariant3_AClaimAbandonedLeavesNoTrace) {
     const uint64_t host_bytes = core().budgets.host.held_bytes();
     {
       const auto operation = claim(kind, {"w"});
-      EXPECT_FALSE(Live::now() == before) << "a claim takes what it will need";
+      EXPECT_FALSE(Live::now() == before) << "a claim takes its memory at once";
       if (kind == OperationKind::kResume) {
         EXPECT_EQ(core().budgets.device.held_bytes(0), 5 * kChunk);
       }

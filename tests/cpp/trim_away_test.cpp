@@ -43,7 +43,7 @@ TEST_F(TrimAwayTest, Invariant7_TheBackupGoesAndAResumeLeavesItOut) {
   }
 }
 
-TEST_F(TrimAwayTest, OnlyWhatIsAwayMayBeTrimmedWhileTheRegionIsOpen) {
+TEST_F(TrimAwayTest, OnlyAbsentMemoryMayBeTrimmedWhileTheRegionIsOpen) {
   build({{"w", kRam, 0, {1}}});
   pause();
   const CUdeviceptr fresh = alloc("w", kChunk);
@@ -55,7 +55,7 @@ TEST_F(TrimAwayTest, OnlyWhatIsAwayMayBeTrimmedWhileTheRegionIsOpen) {
   deallocate(core(), fresh);
 }
 
-TEST_F(TrimAwayTest, WhatSomebodyLooksAtStaysReadableAndCounted) {
+TEST_F(TrimAwayTest, ViewedMemoryStaysReadableAndCounted) {
   build({{"w", kRam, 0, {1}}});
   pause();
   {
@@ -72,7 +72,7 @@ TEST_F(TrimAwayTest, WhatSomebodyLooksAtStaysReadableAndCounted) {
   EXPECT_EQ(backup_bytes(), 0u);
 }
 
-TEST_F(TrimAwayTest, ATrimTakesWhatIsHereAndWhatIsAway) {
+TEST_F(TrimAwayTest, ATrimTakesResidentAndAbsentMemory) {
   build({{"w", kRam, 0, {1}}, {"w", kRam, 0, {1}}});
   pause();
   bring_back(0);
@@ -82,7 +82,7 @@ TEST_F(TrimAwayTest, ATrimTakesWhatIsHereAndWhatIsAway) {
   EXPECT_EQ(resume().totals().bytes, 0u);
 }
 
-TEST_F(TrimAwayTest, Invariant3_TrimsOfWhatIsAwayBesideWhatIsNot) {
+TEST_F(TrimAwayTest, Invariant3_TrimsOfAbsentBesideResidentMemory) {
   const DiskDirectory directory;
   const auto idle = [&] {
     return std::vector<CUdeviceptr>{items_[0].address, items_[1].address, items_[2].address, items_[3].address};

@@ -112,7 +112,7 @@ TEST(UseOrder, WithoutAnOrderBackwardIsExpectedInReverse) {
   EXPECT_GT(eviction_order(order, 7, false), eviction_order(order, 3, false));
 }
 
-// What the first round leaves behind was chosen without an order, and costs a little in each round.
+// The first round chooses without an order, which costs a little in each round.
 TEST(UseOrder, RoundsThatRepeatAreServedAlmostAsIfTheFutureWereKnown) {
   for (const auto& round : {forward(20), forward_and_backward(20)}) {
     for (const size_t room : {2, 5, 13, 19}) {

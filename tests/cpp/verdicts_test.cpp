@@ -1,4 +1,4 @@
-// What the last pause did about each block: for whoever asks why it copied so much.
+// The decision of the last pause on each block, which answers why it copied so much.
 #include <gtest/gtest.h>
 
 #include <cstring>

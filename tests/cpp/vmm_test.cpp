@@ -128,7 +128,7 @@ TEST_F(VmmTest, LimboTakesWhatADestructorCouldNotGiveBackAndTriesInOrder) {
   sim().fail("cuMemUnmap", 1, 999, 1);
   deferred_undos::retry(true);
   EXPECT_EQ(deferred_undos::count(), 2u);
-  EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "the mapping holds what the handle let go";
+  EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "the mapping holds the memory of the released handle";
   sim().clear_failures();
   deferred_undos::retry(true);
   EXPECT_EQ(deferred_undos::count(), 0u);
@@ -168,7 +168,7 @@ TEST_F(VmmTest, StreamsAndEventsAreOwned) {
   EXPECT_EQ(Live::now(), Live{});
 }
 
-TEST_F(VmmTest, WhatIsAskedOfNoDeviceIsRefused) {
+TEST_F(VmmTest, ARequestWithoutADeviceIsRefused) {
   for (const int device : {-1, kMaxDevices, kMaxDevices + 7}) {
     EXPECT_THROW(granularity(device), InvalidArgument) << device;
     EXPECT_THROW(is_rdma_capable(device), InvalidArgument) << device;

@@ -71,7 +71,7 @@ def change(source: random.Random, data: bytearray) -> None:
 
 def check(device: Device, contents: dict[int, bytearray]) -> None:
     for address, data in contents.items():
-        assert device.read(address, len(data)) == data, f"{len(data)} bytes at {address:#x} are not what they were"
+        assert device.read(address, len(data)) == data, f"{len(data)} bytes at {address:#x} have changed"
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ try:
 except KeyError:
     pass
 assert going.done and all_right(compare(tensors, want))
-# What is written next is not overwritten by bytes that come late.
+# Bytes written next are not overwritten by bytes that come late.
 saver.pause("weights")
 saver.resume("weights", wait=False)
 for tensor in tensors:
@@ -112,7 +112,7 @@ while not all(was_ready):
     was_ready = now
 going.wait()
 assert going.done and going.ready(tensors[0]) and going.ready(torch.ones(3, device="cuda"))
-# A stream that is destroyed while it waits: it goes when what is queued on it is over.
+# A stream that is destroyed while it waits: it goes at the end of its queued work.
 import ctypes
 driver = ctypes.CDLL("libcuda.so.1")
 for _ in range(3):

@@ -1,4 +1,4 @@
-"""Memory that torch caches makes room on a GPU: for a resume, a swap and a region; and what is said where it can't."""
+"""Memory that torch caches makes room on a GPU: for a resume, a swap and a region; and the message where it can't."""
 
 import pytest
 

@@ -17,7 +17,7 @@ sys.path.insert(0, {str(TESTS)!r})
 from checks.cycles import Cycles
 torch.zeros(1, device="cuda")
 cycles = Cycles(seed=4, tensor_count=20, least_kib=1024, most_kib=40 * 1024)
-cycles.run(5)  # rings, tables and what torch caches have their size now
+cycles.run(5)  # rings, tables and torch's cache have their size now
 torch.cuda.empty_cache()
 before = free()
 cycles.run(50)

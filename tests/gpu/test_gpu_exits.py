@@ -14,7 +14,7 @@ with saver.region("kv", backup=None):
 ENDINGS = {
     "the last thing is a pause": "saver.pause()",
     "paused and then deleted": "saver.pause(); del w, k",
-    "a tag that nobody uses any more": "del w, k; import gc; gc.collect(); torch.cuda.empty_cache()",
+    "an unused tag": "del w, k; import gc; gc.collect(); torch.cuda.empty_cache()",
     "living pools, memory resident": "",
     "inside a region": "region = saver.region('open'); region.__enter__(); z = torch.ones(MIB, device='cuda')",
     "inside nested regions": "\n".join(

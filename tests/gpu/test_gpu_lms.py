@@ -197,7 +197,7 @@ def test_a_checkpointed_model(trial):
         plain = losses()
         needed = torch.cuda.max_memory_reserved()
         torch.cuda.empty_cache()
-        # What a segment computes again can't leave: checkpoint's own hooks hold it.
+        # Tensors that a segment computes again can't leave: checkpoint's own hooks hold it.
         with lms.enable(limit=int(0.8 * needed), min_size=SMALL):
             assert losses() == plain
             assert lms.stats()["evictions"] > 0
@@ -257,7 +257,7 @@ def test_beside_a_tag_that_is_paused_and_resumed(trial):
     """)
 
 
-def test_disabled_amid_training_what_is_on_the_host_comes_back(trial):
+def test_disabled_amid_training_memory_on_the_host_comes_back(trial):
     trial("""
         def step(model, data):
             loss = model(data).pow(2).mean()

@@ -72,7 +72,7 @@ def test_passes_one_after_the_other(forward):
     forward("compare(lambda model: passes(model, 5), at_least=5 * DEPTH)")
 
 
-def test_what_is_written_in_a_pass_is_what_is_read(forward):
+def test_writes_in_a_pass_are_read(forward):
     forward("""
         class Writing(torch.nn.Linear):
             def forward(self, given):
@@ -115,7 +115,7 @@ def test_weights_that_are_written_between_passes(forward):
     """)
 
 
-def test_copies_that_somebody_keeps(forward):
+def test_copies_with_another_holder(forward):
     forward("""
         from torch.overrides import TorchFunctionMode
 

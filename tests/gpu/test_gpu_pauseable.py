@@ -225,7 +225,7 @@ assert (third == 1).all()
 
 
 def test_only_what_torch_allocates_for_itself_is_tagged(program: Callable[..., str]) -> None:
-    """Not the program's own call of the driver, and not what torch takes in `saver.disabled()`."""
+    """Not the program's own call of the driver, and not torch's allocations in `saver.disabled()`."""
     program(
         """
 import ctypes
@@ -289,7 +289,7 @@ assert (kept == 1).all()
 
 
 @pytest.mark.device_memory
-def test_what_is_cached_meanwhile_makes_room_for_the_resume(program: Callable[..., str]) -> None:
+def test_memory_cached_meanwhile_makes_room_for_the_resume(program: Callable[..., str]) -> None:
     program(
         """
 kept = torch.ones(256 * MIB, dtype=torch.uint8, device="cuda")

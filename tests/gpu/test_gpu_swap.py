@@ -54,7 +54,7 @@ def test_two_tags_that_fit_one_at_a_time(saver, tag, options):
 
 
 def test_device_memory_stays_within_the_larger_side_and_the_margin(saver, tag):
-    """Another thread samples the device's free memory, and what ebbtide reports to hold."""
+    """Another thread samples the device's free memory, and the bytes that ebbtide reports."""
     import threading
 
     first, second = noise(saver, tag, 700, 300), noise(saver, f"{tag}-second", 1100)

@@ -26,7 +26,7 @@ def device_free():
 
 def test_free_segments_go_and_come_back_with_the_next_region(saver, tag):
     keep, gone = noise(saver, tag, 100), [noise(saver, tag, mib) for mib in (300, 64, 12)]
-    saver.pause(tag)  # allocates what the first pause keeps
+    saver.pause(tag)  # allocates the memory that the first pause keeps
     saver.resume(tag)
     assert not torch.zeros(1, device="cuda").any()  # loads the kernels of torch that are used below
     want, addresses = keep.cpu(), {tensor.data_ptr() for tensor in gone}

@@ -88,7 +88,7 @@ def test_a_wake_up_into_a_full_device_raises_and_can_be_repeated(allocator):
 
 
 def test_a_load_that_replaces_its_weights_needs_little_more_than_one_copy(allocator):
-    """Without the trims the pool keeps what each step has replaced: torch frees nothing of an open pool."""
+    """Without the trims the pool keeps the tensors that each step has replaced: torch frees nothing of an open pool."""
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     least = before

@@ -215,3 +215,10 @@ def test_the_api_page_has_every_public_name(root: Path) -> None:
     lms = importlib.import_module("ebbtide.lms")
     assert {f"ebbtide.lms.{name}" for name in lms.__all__} | {"ebbtide.env", "ebbtide.preloaded"} <= set(shown)
     assert all(f"`saver.{name}`" in page for name in values)
+
+
+def test_the_site_needs_no_build_of_ebbtide(root: Path) -> None:
+    """Its pages come from the tree, and its tools import nothing of ebbtide."""
+    assert re.search(r"^docs: \$\(DOC_TOOLS\) ##", (root / "Makefile").read_text(), re.MULTILINE)
+    assert not re.search(r"^\s*(?:import|from) ebbtide", (root / "tools/docs_site.py").read_text(), re.MULTILINE)
+    assert "mkdocs-click" not in (root / "mkdocs.yml").read_text() + (root / "requirements/docs.txt").read_text()

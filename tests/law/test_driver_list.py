@@ -13,7 +13,7 @@ Resolve = Callable[[str, int], int]
 
 
 def find_faults(functions_def: Path, cuda_include: Path) -> list[str]:
-    """What is wrong with the list when cuda.h is held against it."""
+    """The differences between the list and cuda.h."""
     listed = read_driver_functions(functions_def)
     typed = typed_versions(set(listed), cuda_include)
     faults = [f"{name} is no function of cuda.h" for name in listed if name not in typed]
@@ -32,7 +32,7 @@ def _is_row(line: str) -> bool:
 
 
 def find_unresolved(listed: dict[str, tuple[int, str]], symbols: dict[str, int | None], resolve: Resolve) -> list[str]:
-    """What a driver library fails to hand out, or hands out differently by name and by resolver."""
+    """Functions that a driver library lacks, or has different ones of by name and by resolver."""
     faults = []
     for name, (version, _) in listed.items():
         by_resolver = resolve(name, version)
@@ -50,7 +50,7 @@ def test_list_agrees_with_cuda_h(root: Path) -> None:
 
 
 def test_the_programs_list_agrees_with_cuda_h(root: Path) -> None:
-    """What the simulator has for programs only. No function is in both lists."""
+    """The simulator's functions for programs only. No function is in both lists."""
     programs = root / "csrc/sim/program_functions.def"
     assert find_faults(programs, find_cuda_include()) == []
     assert not set(read_driver_functions(programs)) & set(read_driver_functions(root / "csrc/driver/functions.def"))

@@ -13,7 +13,7 @@ FLAGS = {"DEFAULT": 0, "LEGACY_STREAM": 1, "PER_THREAD_DEFAULT_STREAM": 2}
 
 
 def find_faults(hooks_def: Path, cuda_include: Path) -> list[str]:
-    """What is wrong with the list when cuda.h is held against it."""
+    """The differences between the list and cuda.h."""
     rows = [row for row in read_hook_rows(hooks_def) if row[0] not in RESOLVERS]
     names = {name for _, name, _, _ in rows}
     typed = typed_versions(names, cuda_include)

@@ -1,4 +1,4 @@
-"""csrc/kernels/blocks.ptx is what the sources make, and what every driver that ebbtide serves can read."""
+"""csrc/kernels/blocks.ptx is compiled from the sources, and every driver that ebbtide serves can read it."""
 
 import importlib.util
 import re
@@ -36,7 +36,7 @@ def read_entries(ptx: str) -> dict[str, list[str]]:
 
 
 def find_faults(csrc: Path, make_ptx: ModuleType) -> list[str]:
-    """What is wrong with the PTX below csrc."""
+    """The faults of the PTX below csrc."""
     ptx = (csrc / make_ptx.PTX).read_text()
     faults = []
     if f"// sources: {make_ptx.digest_sources(csrc)}\n" not in ptx:

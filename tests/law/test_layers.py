@@ -23,7 +23,7 @@ FREE_OF_CUDA = {"base", "kernels", "policy", "api", "bindings", "torch"}
 
 
 def read_law(readme: str) -> dict[str, set[str]]:
-    """Each layer and what it may include besides itself: folders end in "/", files do not."""
+    """Each layer and its allowed includes besides itself: folders end in "/", files do not."""
     return {row["layer"]: set(re.findall(r"`([^`]+)`", row["allowed"])) for row in TABLE_ROW.finditer(readme)}
 
 

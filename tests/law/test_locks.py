@@ -77,7 +77,7 @@ def may_be_left(node: ast.AST) -> bool:
 
 def loops_below_with(source: str) -> list[int]:
     """The lines of loops that an interrupt may leave without the end of the `with` or the `finally` around them. Those
-    in a function of their own, such as a generator expression, are none. A file is closed when nobody has it."""
+    in a function of their own, such as a generator expression, are none. A file closes with its last reference."""
 
     def inside(node: ast.AST) -> list[int]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):

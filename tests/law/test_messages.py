@@ -1,4 +1,4 @@
-"""What the core says reaches C programs and unmodified ones too: no text in csrc has Python's syntax. Python adds its
+"""The core's messages reach C programs and unmodified ones too: no text in csrc has Python's syntax. Python adds its
 own advice (`ebbtide.errors.advise`). The folders that only Python can reach are free to speak it."""
 
 import re
@@ -88,7 +88,7 @@ def test_the_law_lets_other_text_pass(source: str) -> None:
 
 
 def quoted_names(page: str) -> list[str]:
-    """What the tables of docs/errors.md say is in a message: of the holders, and of what refused."""
+    """The names that docs/errors.md quotes from messages: of the holders, and of the limits that refused."""
     rows = page.partition("lists what ebbtide holds there")[2].partition("\n\n")[2].partition("\n\n")[0]
     holders = [name for row in rows.splitlines()[2:] for name in row.split("|")[1].strip().split(", ")]
     return holders + re.findall(r'^\| "([^"]+)" \|', page, re.MULTILINE)

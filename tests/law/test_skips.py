@@ -23,7 +23,7 @@ CONFIGURATION = "[pytest]\nmarkers =\n  gpu: x\n  sim_only: x\n  expected_skip(r
 
 
 def run_planted(root: Path, folder: Path, text: str, **environment: str) -> str:
-    """What a pytest run over the planted tests with this repository's conftest prints."""
+    """The output of a pytest run over the planted tests with this repository's conftest."""
     shutil.copy(root / "tests" / "conftest.py", folder)
     (folder / "pytest.ini").write_text(CONFIGURATION)
     (folder / "test_planted.py").write_text(text)

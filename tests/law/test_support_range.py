@@ -39,7 +39,7 @@ def all_versions(least: versions.Version, newest: versions.Version) -> set[str]:
 
 
 def find_faults(rows: list[TriedRow]) -> list[str]:
-    """What the table does not show of the ranges."""
+    """The parts of the ranges that the table does not show."""
     passed = [row for row in rows if row.has_passed]
     faults = [
         f"torch {row.torch}, Python {row.python}: {row.tests}" for row in rows if not (row.has_passed or row.is_untried)

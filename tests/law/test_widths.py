@@ -55,7 +55,7 @@ def test_a_planted_wide_line_is_found(tmp_path: Path, file: str, text: str) -> N
         ("a.sh", f"echo {LONG}\n"),
     ],
 )
-def test_what_is_no_prose_may_be_wide(tmp_path: Path, file: str, text: str) -> None:
+def test_other_lines_than_prose_may_be_wide(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
     assert find_wide_lines(tmp_path, [file]) == []
 

@@ -256,7 +256,7 @@ def test_a_free_beside_a_capture_is_put_off(clients: Clients, way: str, policy: 
 
 
 @pytest.mark.sim_only
-def test_what_is_put_off_is_freed_before_an_allocation_is_refused(clients: Clients) -> None:
+def test_deferred_frees_come_before_a_refused_allocation(clients: Clients) -> None:
     host = {"EBBTIDE_HOST_LIMIT": str(40 * MIB), "EBBTIDE_HOST_MARGIN": "0"}
     done = clients.run("linked", "put-off", 32 * MIB, EBBTIDE_OVERFLOW="managed", **LIMIT, **host)
     assert done.returncode == 0, done.stderr

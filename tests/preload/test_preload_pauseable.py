@@ -12,7 +12,7 @@ data = bytes(range(256)) * (6 * MIB // 256)
 blocks = [take(6 * MIB), take(4 * MIB)]
 write(blocks[0], data)
 tags = [(tag.tag, tag.resident_bytes // MIB) for tag in _core.tags()]
-_core.pause([sys.argv[1]])  # from here on ebbtide and the driver have what they make once
+_core.pause([sys.argv[1]])  # from here on ebbtide and the driver have made everything that they make once
 _core.resume([sys.argv[1]])
 write(blocks[0], data)
 before = free_mib()

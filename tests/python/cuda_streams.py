@@ -1,6 +1,6 @@
 """A model of CUDA's streams, for tests of the order of copies and kernels.
 
-It runs what is queued in any order that streams and events allow. So a wait that is missing shows as a result that is
+It runs queued work in any order that streams and events allow. So a wait that is missing shows as a result that is
 wrong for some order, without a GPU.
 """
 
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Cuda:
-    """What a step uses of torch.cuda, and which stream is current."""
+    """The part of torch.cuda that a step uses, and the current stream."""
 
     def __init__(self, monkeypatch, chooser):
         Stream.every, Stream.chooser = [], chooser

@@ -78,7 +78,7 @@ def interrupted_everywhere(work: Callable[[], Any], check: Callable[[], None]) -
         except BaseException as error:
             error.add_note(f"after an interrupt at point {k}") if hasattr(error, "add_note") else None
             raise
-        # Python itself reports and drops what is raised while a generator or a weak reference dies. Our own code drops
+        # Python itself reports and drops exceptions while a generator or a weak reference dies. Our own code drops
         # none.
         assert all(not isinstance(entry.object, str) for entry in lost), lost
         assert was_interrupted or at.left > 0 or lost, "an interrupt was lost"

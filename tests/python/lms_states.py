@@ -53,5 +53,5 @@ def run(batches, **options):
 
 
 STEADY, FOR_STEADY = [256] * 3, 28 * MIB  # which it passes by 12 MiB
-# The states fit at first, and must go when the batch grows: then they and what one operation needs are too much.
+# The states fit at first, and must go when the batch grows: then they and the needs of one operation are too much.
 GROWING, FOR_GROWING = [256, 256, 2048, 2048, 256], 44 * MIB

@@ -31,7 +31,7 @@ class OtherEnvironment:
         return done.stdout
 
     def ebbtide(self, *arguments: str) -> str:
-        """What the command prints."""
+        """The output of the command."""
         return self.run("-m", "ebbtide.cli", *arguments)
 
     def add_wheel(self) -> None:

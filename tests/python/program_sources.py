@@ -1,4 +1,4 @@
-"""Imports modules of a program from its own sources, without what the program depends on.
+"""Imports modules of a program from its own sources, without the program's dependencies.
 
     serve("sglang", path, real=["sglang.srt.constants"])
 
@@ -26,7 +26,7 @@ class _Base:
 
 
 class Anything:
-    """What a module that is made up has under every name."""
+    """The value of every name in a made-up module."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -73,7 +73,7 @@ class _Module(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Comes first for the program itself, and last for what nothing else finds."""
+    """Comes first for the program itself, and last for modules that no other finder has."""
 
     def __init__(self, program: str, root: Path, real: set[str], given: Mapping[str, Mapping[str, Any]]) -> None:
         self._program, self._root, self._real, self._given = program, root, real, given
@@ -112,7 +112,7 @@ def _importer() -> str:
 
 
 def serve(program: str, source: str, real: Iterable[str], given: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """From now on imports of this program are served from `source`, and of what is missing by what is made up.
+    """From now on imports of this program are served from `source`, and missing modules are made up.
 
     Args:
         given: what modules that are made up have, by their name.

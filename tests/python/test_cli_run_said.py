@@ -1,4 +1,4 @@
-"""What `ebbtide run` says where an option or a place is not as it should be, and that nobody need hear it."""
+"""The sentences of `ebbtide run` about a wrong option or place, also where stderr is closed."""
 
 import os
 import subprocess

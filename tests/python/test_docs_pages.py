@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from ebbtide import errors
 from ebbtide.cli import main
-from ebbtide.launch.run_options import options
 
 CONTEXT_SWITCHES = {"cuCtxGetCurrent", "cuCtxSetCurrent"}
 
@@ -56,8 +55,8 @@ def calls_of(text: str) -> list[str]:
 
 
 @pytest.mark.sim_only
-def test_internals_list_the_driver_calls_of_a_run(root: Path, run_python) -> None:
-    page = (root / "docs/internals.md").read_text()
+def test_the_readme_of_csrc_lists_the_driver_calls_of_a_run(root: Path, run_python) -> None:
+    page = (root / "csrc/README.md").read_text()
     blocks = re.findall(r"^Driver calls of the (\w+):\n\n```text\n(.*?)^```", page, re.M | re.S)
     listed = {step: calls_of(text) for step, text in blocks}
     result = run_python(DRIVER_CALLS, EBBTIDE_COPY_THREADS="1", EBBTIDE_DRIVER="sim")
@@ -76,12 +75,15 @@ def test_settings_page_is_the_list(root: Path) -> None:
     assert page == tool["write_tables"](page), "run tools/make_settings_page.py"
 
 
-@pytest.mark.parametrize("page", ["docs/api.md", "docs/c_api.md"])
+REFERENCES = ("docs/api.md", "docs/c_api.md", "docs/cli/reference.md")
+
+
+@pytest.mark.parametrize("page", REFERENCES)
 def test_reference_is_that_of_the_sources(root: Path, page: str) -> None:
     tool = runpy.run_path(str(root / "tools/make_reference.py"))
     text = (root / page).read_text()
     assert text == tool["write_reference"](text), "run tools/make_reference.py"
-    assert tool["PAGES"] == ("docs/api.md", "docs/c_api.md")
+    assert tool["PAGES"] == REFERENCES
 
 
 def test_the_reference_has_no_internals_and_follows_the_source(root: Path) -> None:
@@ -92,14 +94,6 @@ def test_the_reference_has_no_internals_and_follows_the_source(root: Path) -> No
     assert not any(heading.partition(".")[2] in tool["_INTERNAL"] for heading in headings)
     planted = page.replace("Tags what torch allocates inside", "Tags nothing")
     assert planted != page and tool["write_reference"](planted) == page
-
-
-def test_page_of_run_lists_every_option_with_its_variable(root: Path) -> None:
-    rows = re.findall(r"^\| `--([\w-]+)`.* \| `(\w+)` \| (.*?) ?\|$", (root / "docs/cli/run.md").read_text(), re.M)
-    assert [row[:2] for row in rows] == [(option.name.replace("_", "-"), option.variable) for option in options()]
-    for (_, _, value), option in zip(rows, options(), strict=True):
-        assert bool(value) == bool(option.form)
-        assert all(choice in value for choice in option.form.split("|") if "|" in option.form)
 
 
 def test_errors_page_names_every_class(root: Path) -> None:

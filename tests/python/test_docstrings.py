@@ -1,4 +1,4 @@
-"""help() begins with what a user needs, and the examples in docstrings are right."""
+"""help() begins with the text for users, and the examples in docstrings are right."""
 
 import ast
 import inspect
@@ -59,7 +59,7 @@ def examples_in(docstring):
 
 @pytest.fixture
 def names(saver):
-    """What the examples use: some memory in each of two tags."""
+    """The names in the examples: some memory in each of two tags."""
     with saver.region("weights"):
         model = torch.nn.Linear(512, 512).to(saver.device)
     with saver.region("kv_cache", backup=None):

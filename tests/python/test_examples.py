@@ -1,4 +1,4 @@
-"""Every example runs in its own process on the device under test and prints what it should."""
+"""Every example runs in its own process on the device under test and prints the expected lines."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What the callbacks of trainers share: adopting, resting and coming back. Without those packages."""
+"""The common part of the callbacks of trainers: adopting, resting and coming back. Without those packages."""
 
 import pytest
 
@@ -159,7 +159,7 @@ def test_a_phase_leaves_away_what_an_event_took_before_it(saver, tag2, trained):
     assert not saver.is_paused(tag2)
 
 
-def test_a_tag_that_nobody_named_is_skipped(saver, tag):
+def test_an_unknown_tag_is_skipped(saver, tag):
     resting = Resting(None, None, [tag], "ram")
     with resting.phase([]):
         assert tag not in saver.tags()

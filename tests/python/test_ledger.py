@@ -106,7 +106,7 @@ def test_preloaded_removes_it_at_its_end(folder, hold):
     assert list(folder.iterdir()) == []
 
 
-def test_what_is_not_ours_stays(folder, monkeypatch):
+def test_foreign_files_stay(folder, monkeypatch):
     target, link = folder / "data", folder / f"{ledger.PREFIX}link"
     target.touch()
     link.symlink_to(target)

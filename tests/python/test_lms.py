@@ -89,7 +89,7 @@ def test_explicit_eviction_and_contents(lms):
     assert lms.stats()["loaded_bytes"] == 4 * 256 * 1024
 
 
-# --- what is saved, and how ---
+# --- saved tensors ---
 
 
 def test_views_share_one_copy(lms):

@@ -19,7 +19,7 @@ TOTAL = 65536 * MIB  # more than all tests have left away from the device: that 
 
 
 class Gpu:
-    """What torch says of the one GPU."""
+    """torch's answers about the one GPU."""
 
     def __init__(self):
         self.ordinary = 64 * MIB
@@ -73,7 +73,7 @@ def fraction_of(size_bytes):
     return pytest.approx(size_bytes / TOTAL)
 
 
-def test_without_tags_on_the_host_both_limits_are_of_what_is_held(gpu, device, saver, tag):
+def test_without_tags_on_the_host_both_limits_are_of_the_held_memory(gpu, device, saver, tag):
     with saver.region(tag):
         kept = torch.empty(16 * MIB, dtype=torch.uint8)
     assert device.held_bytes() == gpu.ordinary + on_device_bytes()

@@ -143,7 +143,7 @@ def test_homes_of_models_that_are_gone_are_given_back(short):
         gc.collect()
 
 
-def test_homes_that_somebody_keeps_are_made_again(short):
+def test_homes_with_another_holder_are_made_again(short):
     training = Training(depth=2)
     training.step()
     kept = gradients(training.model)

@@ -1,4 +1,4 @@
-"""What torch and programs decide by the identity of a saved tensor: large model support changes none of it.
+"""Decisions of torch and of programs by the identity of a saved tensor: large model support changes none.
 
 A gradient that nothing else refers to becomes `.grad` without a copy. A custom function may return a tensor that it
 saved, and reads attributes of those that it saved. Each test runs with LMS off first, and expects the same with it on,

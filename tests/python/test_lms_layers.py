@@ -106,7 +106,7 @@ def test_each_layer(away, lms, make, given):
     assert are_away(layer)
 
 
-# --- what others write and keep ---
+# --- writes and references of others ---
 
 
 class Writing(torch.nn.Linear):
@@ -144,7 +144,7 @@ class Outer(torch.nn.Module):
     ],
     ids=["itself", "its layout", "from outside", "both"],
 )
-def test_what_is_written_in_a_pass_stays(away, make):
+def test_writes_in_a_pass_stay(away, make):
     def run(model):
         results = evaluate(model, 4)
         return results, content(each.contiguous() for each in model.parameters())
@@ -172,7 +172,7 @@ def test_hooks_that_write(away):
     assert (evaluate(model), content(model.parameters())) == want
 
 
-def test_a_forward_that_somebody_replaces_is_called(away, lms, monkeypatch):
+def test_a_replaced_forward_is_called(away, lms, monkeypatch):
     model = away(make_model(2, 512))
     calls, ours = [], torch.nn.Linear.forward
 

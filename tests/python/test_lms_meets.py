@@ -55,7 +55,7 @@ def test_memory_of_regions_stays_with_its_tag(lms, saver, tag):
 
 
 @pytest.mark.parametrize("operation", ["resume", "swap"])
-def test_what_is_saved_leaves_for_a_tag_that_comes_back(lms, saver, tag, tag2, operation):
+def test_saved_tensors_leave_for_a_tag_that_comes_back(lms, saver, tag, tag2, operation):
     with saver.region(tag):
         kept = torch.arange(4 * MIB // 8)
     with saver.region(tag2):
@@ -83,7 +83,7 @@ def test_what_is_saved_leaves_for_a_tag_that_comes_back(lms, saver, tag, tag2, o
     assert torch.equal(found, torch.autograd.grad(out.sum(), plain)[0]) and other.all()
 
 
-def test_what_is_paused_does_not_leave(lms, saver):
+def test_paused_tensors_do_not_leave(lms, saver):
     lms.enable(limit="1GiB", min_size=SMALL)
     given = torch.ones(SIZE, requires_grad=True)
     loss = (given * 1.0).exp().sum()

@@ -106,7 +106,7 @@ def test_states_in_a_region_of_the_program_are_named_with_their_tag(lms, saver, 
 
 
 def test_what_load_state_dict_copies_goes_where_states_go(lms):
-    """As on a GPU, to which it copies what was loaded in host memory: here it converts the states' type."""
+    """As on a GPU, to which it copies states loaded in host memory: here it converts the states' type."""
     plain = torch.optim.Optimizer.load_state_dict
     with lms.enable(limit="40MiB", min_size=SMALL):
         model = make_model()

@@ -1,4 +1,4 @@
-"""Large model support: how a step in pieces is divided, and what is left whole."""
+"""Large model support: the parts of a step in pieces, and the parameters that stay whole."""
 
 import gc
 import inspect

@@ -22,7 +22,7 @@ pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
 
 @pytest.fixture
 def states_stay_away(lms, monkeypatch):
-    """What a test sends to the host is not brought back where there is room."""
+    """States that a test sends to the host stay there, also where the device has room."""
     monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
     return lms
 
@@ -238,7 +238,7 @@ def test_differentiable_steps_are_left_alone():
     assert not optimizer_step.is_possible(torch.optim.Adam([weight], differentiable=True))
 
 
-def test_a_wrapper_of_somebody_elses_sees_one_step(states_stay_away, monkeypatch):
+def test_a_foreign_wrapper_sees_one_step(states_stay_away, monkeypatch):
     calls, plain = [], torch.optim.AdamW.step
 
     def counting(self, *arguments):

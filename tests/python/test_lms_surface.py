@@ -84,7 +84,7 @@ def test_the_end_of_a_with_puts_back_what_was_before(lms):
     assert not lms.enabled
 
 
-def test_a_pause_of_every_tag_says_what_is_in_its_way(lms, saver):
+def test_a_pause_of_every_tag_names_its_obstacle(lms, saver):
     with lms.enable():
         with pytest.raises(
             StateError, match=r"large model support \(name the tags.*ebbtide.lms.disable\(\)\) is inside"
@@ -143,7 +143,7 @@ def test_the_host_limit_is_no_setting_of_the_users(lms, saver):
     assert _core.stats()["host_available_bytes"] > 500 * MIB
 
 
-def test_a_region_that_is_open_keeps_what_is_made_in_it(lms, saver):
+def test_an_open_region_keeps_its_tensors(lms, saver):
     def tags():
         """Of what this thread makes, and another one."""
         found = [_core.find(torch.empty(MIB).data_ptr()).tag]
@@ -231,7 +231,7 @@ def test_a_handler_that_fails_does_not_leave_it_on_unseen(lms, capsys):
     assert capsys.readouterr().err.count("\nZeroDivisionError") == 2
 
 
-def test_a_limit_below_what_is_held_evicts_or_refuses(lms):
+def test_a_limit_below_the_held_memory_evicts_or_refuses(lms):
     lms.enable(limit="1GiB", min_size=SMALL)
     given = torch.randn(4 * MIB, requires_grad=True)  # 16 MiB
     loss = (given * 1.0).exp().sum()  # 16 MiB more

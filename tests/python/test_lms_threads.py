@@ -1,4 +1,4 @@
-"""Large model support where threads end, or where an error ends what a thread does."""
+"""Large model support where a thread, or its work, ends with an error."""
 
 import threading
 from queue import SimpleQueue

@@ -30,7 +30,7 @@ def test_a_backward_that_never_comes_gives_host_memory_back(lms):
     kept = _core.stats()["host_held_bytes"]
     again = (given * 1.0).exp().sum()
     assert evict_all() == MIB
-    assert _core.stats()["host_held_bytes"] == kept, "what is kept for the next step serves it"
+    assert _core.stats()["host_held_bytes"] == kept, "memory kept for the next step serves it"
     lms.disable()
     del again
     assert _core.stats()["host_held_bytes"] == held

@@ -47,7 +47,7 @@ def test_a_model_of_twice_the_limit_is_made_and_evaluated(lms):
         assert "weights left" in lms.report()
 
 
-def test_what_is_used_last_leaves_so_that_a_part_stays(lms):
+def test_the_weights_used_last_leave_so_that_a_part_stays(lms):
     """Least recently used weights would be those that are wanted next: each forward would load all of them."""
     with lms.enable(limit=LIMIT, min_size=SMALL):
         model = make_own_model(DEPTH, 512)
@@ -239,7 +239,7 @@ def test_checkpoints_and_copies_of_a_model_on_the_host(lms):
     assert on_host(*model.parameters()) != []
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
-    lms.disable()  # what a copy needs is more than the limit
+    lms.disable()  # a copy needs more than the limit
     other = copy.deepcopy(model)
     assert content(other.parameters()) == content(model.parameters()) == want
     file.seek(0)

@@ -52,7 +52,7 @@ def test_gradients_that_are_accumulated_on_the_host(lms):
     assert keeper is not None
 
 
-def test_gradients_that_somebody_else_holds_stay(lms):
+def test_gradients_with_another_holder_stay(lms):
     lms.enable(limit="1GiB", min_size=SMALL)
     model = make_model(2, 512)
     send_all_away()
@@ -94,7 +94,7 @@ def test_modules_called_several_times_and_exceptions_in_forward(lms):
     with lms.enable(limit=9 * MIB, min_size=SMALL):
         assert train() == plain
         assert lms.stats()["weight_evicted_bytes"] > 0
-        # No use is left open: what another thread needs can leave.
+        # No use is left open: memory for another thread can leave.
         found = []
         model = make_model(1, 512)
         mover = threading.Thread(target=lambda: found.append(send_all_away()))

@@ -13,7 +13,7 @@ import program_sources
 """
 
 
-def test_what_is_made_up_changes_nothing_and_what_is_real_runs(tmp_path):
+def test_made_up_modules_change_nothing_and_real_ones_run(tmp_path):
     """A fault in a real file is seen, and what other packages do without stays missing."""
     (tmp_path / "planted").mkdir()
     (tmp_path / "planted" / "real.py").write_text(

@@ -68,7 +68,7 @@ def test_other_rights_are_told_by_owner_and_mode(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"#!", b"#! \n", b"#!/missing\n", b"text", b"\x7fELF"])
-def test_what_is_no_program_is_no_obstacle(tmp_path, content):
+def test_a_file_that_is_no_program_is_no_obstacle(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
     assert obstacle(path) == obstacle(tmp_path / "missing") == ""

@@ -80,7 +80,7 @@ def test_invariant_2_bit_for_bit_over_cycles_with_changes_between(saver, tag, ba
         ("pinned", True, True),
     ],
 )
-def test_what_is_kept_at_resume(saver, tag, backup, retain, is_kept):
+def test_the_backup_kept_at_a_resume(saver, tag, backup, retain, is_kept):
     with saver.region(tag, backup=backup, retain=retain):
         keep = torch.randn(4 * MIB, device=saver.device)
     want = keep.cpu().clone()
@@ -122,7 +122,7 @@ def test_a_resume_may_say_otherwise(saver, tag, tag2):
     assert torch.equal(first.cpu(), want[0]) and torch.equal(second.cpu(), want[1])
 
 
-def test_what_is_pinned_goes_when_the_resume_says_so(saver, tag):
+def test_a_pinned_backup_goes_when_the_resume_says_so(saver, tag):
     with saver.region(tag, backup="pinned"):
         keep = torch.randn(4 * MIB, device=saver.device)
     before = saver.stats()["pinned_bytes"]
@@ -221,7 +221,7 @@ def named_files(saver, tmp_path):
     saver.configure(disk_files="hidden", disk_directory=None)
 
 
-def test_named_files_show_what_is_stored_and_only_that(saver, tag, named_files):
+def test_named_files_show_stored_allocations_alone(saver, tag, named_files):
     with saver.region(tag, backup="disk"):
         large = torch.randn(3 * MIB, device=saver.device)
         small = torch.full((7,), 10, dtype=torch.uint8, device=saver.device)
@@ -269,7 +269,7 @@ def test_named_files_go_at_exit_and_those_of_a_killed_process_with_the_next(run_
     killed = run_python(PAUSED_AND_THEN.format("os.kill(os.getpid(), signal.SIGKILL)"), **environment)
     assert killed.stdout == "1\n"
     (left,) = tmp_path.iterdir()
-    (tmp_path / "ebbtide_backup_list").write_text("somebody's own")
+    (tmp_path / "ebbtide_backup_list").write_text("a file of the user")
     last = "print(sorted(os.listdir(os.environ['EBBTIDE_DISK_DIRECTORY'])))"
     again = run_python(PAUSED_AND_THEN.format(last), **environment)
     assert left.name not in again.stdout

@@ -14,7 +14,7 @@ from ebbtide.saver.regions import graphs, startup  # noqa: E402
 
 
 class Allocator:
-    """Records what torch's allocator is told of a capture."""
+    """Records the calls to torch's allocator about a capture."""
 
     is_broken_open = False
     last = None

@@ -73,7 +73,7 @@ def test_every_resume_keeps_it_ahead(saver, tag):
     assert torch.equal(keep.cpu(), want)
 
 
-def test_a_resume_keeps_what_is_there_for_the_next_pause(saver, tag):
+def test_a_resume_keeps_the_copies_for_the_next_pause(saver, tag):
     keep = noise(saver, tag, 32)
     saver.configure(copy_ahead=True)
     try:

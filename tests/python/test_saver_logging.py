@@ -141,7 +141,7 @@ def test_what_fails_or_is_refused_logs_nothing(saver, tag, listen):
     assert heard.lines == []
 
 
-def test_nothing_is_built_while_nobody_asks(saver, tag, listen, monkeypatch):
+def test_nothing_is_built_without_a_listener(saver, tag, listen, monkeypatch):
     from ebbtide.saver.telling import log_lines
 
     keep = block(saver, tag)

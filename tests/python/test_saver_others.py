@@ -165,7 +165,7 @@ def test_questions_do_not_wait_for_the_turn_of_another_process(driver_name, tmp_
     assert program.returncode == 0
 
 
-def test_a_named_file_that_somebody_truncates(saver, tag, tmp_path):
+def test_a_named_file_that_another_program_truncates(saver, tag, tmp_path):
     before = {name: saver.settings()[name] for name in ("disk_directory", "disk_files")}
     saver.configure(disk_directory=tmp_path, disk_files="named")
     try:

@@ -64,7 +64,7 @@ def test_where_the_snapshot_is_not_understood_a_thread_s_tag_has_the_bypass(mine
 
 
 def test_old_torch_gets_no_pool_but_a_warning(mine, saver, monkeypatch):
-    """As torch_memory_saver does it there: what torch has cached goes back, and the rest leaves."""
+    """As torch_memory_saver does it there: torch's cache goes back, and the rest leaves."""
     monkeypatch.setattr(torch, "__version__", "2.10.1")
     monkeypatch.setattr(bypass, "_has_warned", False)
     mine.drop(mine.make(4, 1))

@@ -1,4 +1,4 @@
-"""What a refusal says: who holds the memory, which limit refused, and what there is to do in Python."""
+"""The text of a refusal: the holders of the memory, the limit that refused, and advice for Python."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_a_store_error_says_who_holds_the_host_memory(saver, tag, tag2):
         for advice in ("keep backups on disk", "host_limit", 'backup="disk"', "saver.configure(host_limit=..."):
             assert advice in text
         assert len(text) < 1024 and text.count("In Python") == 1
-        assert saver.pause(tag2, backup="disk").bytes >= 40 * MIB  # what it offers works
+        assert saver.pause(tag2, backup="disk").bytes >= 40 * MIB  # its advice works
         saver.configure(host_limit=None)
         saver.resume(tag, tag2)
     finally:

@@ -48,7 +48,7 @@ def test_a_task_cannot_enter_a_region_while_another_one_awaits_in_one(saver, tag
     assert saver.tags()[tag].lease_count == saver.tags()[tag2].lease_count == 0
 
 
-def test_a_task_that_nobody_runs_any_more_leaves_its_region(saver, tag):
+def test_an_abandoned_task_leaves_its_region(saver, tag):
     async def wait():
         with saver.region(tag):
             await asyncio.Event().wait()

@@ -234,7 +234,7 @@ def test_a_region_that_another_thread_ends_uncovers_the_outer_one(saver, tag, ta
         "disabled": lambda: [saver.disabled()],
     }
     if inner == "disabled" and saver.device == "cuda" and outer in ("none", "region"):
-        return  # docs/limits.md: nobody can open a pool for another thread
+        return  # docs/limits.md: no thread can open a pool for another one
 
     def here():
         return tag_of(torch.ones(10, device=saver.device))
@@ -266,7 +266,7 @@ def test_an_exit_that_dies_in_another_thread_is_forgotten(saver, tag):
     assert tag_of(torch.ones(10, device=saver.device)) is None
 
 
-def test_what_is_hidden_from_its_thread_is_hidden_from_all(saver, tag, tag2):
+def test_a_region_hidden_from_its_thread_is_hidden_from_all(saver, tag, tag2):
     def elsewhere():
         found = []
         thread = threading.Thread(target=lambda: found.append(tag_of(torch.ones(10, device=saver.device))))

@@ -1,4 +1,4 @@
-"""Pools that are given up: what is freed, and what is spared."""
+"""Pools that are given up: freed and spared memory."""
 
 import pytest
 

@@ -19,7 +19,7 @@ from ebbtide.saver.tensors import process_sharing  # noqa: E402
 
 
 def send(thing):
-    """Does what a queue of torch.multiprocessing does."""
+    """Sends as a queue of torch.multiprocessing does."""
     ForkingPickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(thing)
 
 

@@ -96,5 +96,5 @@ def test_a_forgotten_unit_is_noticed():
 
 
 @given(st.integers(min_value=1, max_value=2**62))
-def test_what_is_formatted_parses_back_nearly(size):
+def test_a_formatted_size_parses_back_nearly(size):
     assert abs(parse_size(format_size(size)) - size) <= 0.06 * size

@@ -14,7 +14,7 @@ def segment(address, *blocks):
     return {"address": address, "total_size": sum(one["size"] for one in blocks), "blocks": list(blocks), "stream": 0}
 
 
-def test_only_what_is_inactive_is_free():
+def test_only_inactive_blocks_are_free():
     read = read_cuda_segments(
         [
             segment(

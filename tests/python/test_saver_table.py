@@ -1,4 +1,4 @@
-"""What the table of tags says after operations that gave memory another keeper, and flags that are no bools."""
+"""The table of tags after operations that gave memory another keeper, and flags that are no bools."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_backup_of_what_was_dropped_is_none(saver, tag, tag2):
     assert (table[tag].backups, table[tag2].backups) == ((None,), ("disk",))
     saver.resume(tag, tag2)
     table = saver.tags()
-    assert (table[tag].backups, table[tag2].backups) == (("ram",), ("pinned",)), "what is asked for from now on"
+    assert (table[tag].backups, table[tag2].backups) == (("ram",), ("pinned",)), "the backup from now on"
 
 
 def test_flags_are_refused_before_anything_moves(saver, tag):

@@ -1,4 +1,4 @@
-"""What a thread's own allocations get in a preloaded program, besides ebbtide's pools: the policy that regions set."""
+"""A thread's own allocations in a preloaded program, besides ebbtide's pools: regions set their policy."""
 
 import threading
 
@@ -31,7 +31,7 @@ def test_a_region_gives_its_tag_to_its_thread_alone(saver, tag, tag2):
     assert _core.thread_policy() == UNSET
 
 
-def test_disabled_is_off_and_keeps_the_tag_for_what_is_inside(saver, tag, tag2):
+def test_disabled_is_off_and_keeps_the_tag_for_regions_inside(saver, tag, tag2):
     with saver.disabled():
         assert _core.thread_policy() == (_core.TAGGING_OFF, "", 1)
     with saver.region(tag), saver.disabled():

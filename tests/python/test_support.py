@@ -48,7 +48,7 @@ def test_an_older_torch_is_refused(text):
         ((3, 0), (4, 0), ["torch 3.0", " and Python 4.0"]),
     ],
 )
-def test_what_is_newer_than_any_tried_is_one_warning(torch, python, words, monkeypatch):
+def test_a_version_newer_than_any_tried_is_one_warning(torch, python, words, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (*python, 0, "final", 0))
     with pytest.warns(RuntimeWarning) as caught:
         versions.check(f"{versions.format_version(torch)}.0")

@@ -50,7 +50,7 @@ def run_count(tmp_path: Path) -> int:
     return len((tmp_path / "runs").read_text().splitlines()) if (tmp_path / "runs").exists() else 0
 
 
-def test_what_is_built_is_kept(recipe, use_compiler, tmp_path, capfd):
+def test_a_built_extension_is_kept(recipe, use_compiler, tmp_path, capfd):
     use_compiler("echo built > $out")
     library = build.build_once(recipe)
     assert library.read_text() == "built\n"

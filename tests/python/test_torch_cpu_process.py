@@ -153,7 +153,7 @@ def test_a_handler_of_the_programs_own_still_decides(run):
     assert result.returncode == 42 and told(result), result.stderr
 
 
-def test_an_ignored_signal_that_somebody_sends_is_ignored(run):
+def test_an_ignored_signal_from_another_process_is_ignored(run):
     before = "import signal; signal.signal(signal.SIGSEGV, signal.SIG_IGN)"
     result = run("os.kill(os.getpid(), signal.SIGSEGV); print('alive')", before)
     assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr

@@ -67,7 +67,7 @@ def pool(pools, request):
     return pools.make(request.node.name)
 
 
-def test_only_what_is_made_inside_lies_in_the_pool(pools, pool):
+def test_only_tensors_made_inside_lie_in_the_pool(pools, pool):
     before = torch.ones(1000)
     with pools.inside(pool):
         inside = torch.ones(1000)
@@ -75,7 +75,7 @@ def test_only_what_is_made_inside_lies_in_the_pool(pools, pool):
     after = torch.ones(1000)
     assert pools.holds(pool, inside) and all(pools.holds(pool, tensor) for tensor in made)
     assert not pools.holds(pool, before) and not pools.holds(pool, after)
-    assert _core.find(inside.data_ptr()).tag == "test_only_what_is_made_inside_lies_in_the_pool"
+    assert _core.find(inside.data_ptr()).tag == "test_only_tensors_made_inside_lie_in_the_pool"
     assert _core.find(before.data_ptr()) is None
     assert torch.equal(inside, before)
 

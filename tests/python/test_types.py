@@ -1,4 +1,4 @@
-"""What a type checker says of programs that use ebbtide: right ones pass, and slips are found."""
+"""Programs that use ebbtide under a type checker: right ones pass, and slips are found."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ with lms.enable(limit="1GiB"):
 for row in saver.outside(report):
     print(row.name, len(saver.outside(report)))
 """
-# A line and what is said of it.
+# A line and the checker's message about it.
 SLIPS = {
     'saver.pause({"weights": "dsk"})': "Dict entry 0 has incompatible type",
     'saver.pause("weights", backup="dsk")': "No overload variant",

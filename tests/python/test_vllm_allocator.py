@@ -132,10 +132,10 @@ def test_a_tag_that_is_entered_again_gives_up_what_died(saver, allocator, is_fre
     assert is_full_of(kept, 1)
 
 
-# --- what the documentation of vLLM says ---
+# --- the documentation of vLLM ---
 
 
-def test_what_is_asleep_keeps_the_policy_of_its_first_sleep(saver, allocator, caplog):
+def test_sleeping_memory_keeps_the_policy_of_its_first_sleep(saver, allocator, caplog):
     weights, cache = make(saver, allocator, "weights", 12, 7), make(saver, allocator, "kv_cache", 12, 8)
     allocator.sleep(offload_tags=("weights",))
     with caplog.at_level(logging.WARNING):
@@ -183,7 +183,7 @@ def test_a_wake_up_of_nothing_leaves_other_tags_asleep(saver, allocator, tag2):
     assert not saver.is_paused(tag2) and is_full_of(trainers, 1)
 
 
-def test_usage_counts_what_is_asleep(saver, allocator):
+def test_usage_counts_sleeping_memory(saver, allocator):
     assert allocator.get_current_usage() == 0
     weights = make(saver, allocator, "weights", 12)
     allocator.sleep(offload_tags=())
@@ -307,7 +307,7 @@ def test_after_a_trim_what_dies_later_is_freed_at_the_next(saver, allocator):
 
 @pytest.mark.parametrize(("trims", "most_mib"), [(True, 96), (False, 144)])
 def test_a_load_that_replaces_its_weights_needs_little_more_than_one_copy(saver, allocator, trims, most_mib):
-    """Without the trims, the pool keeps what each step has replaced."""
+    """Without the trims, the pool keeps the tensors that each step has replaced."""
     before, most = _core.query_device(0).held_bytes, 0
     with allocator.use_memory_pool("weights"):
         weights = [torch.ones(16 * MIB, dtype=torch.uint8, device=saver.device) for _ in range(4)]

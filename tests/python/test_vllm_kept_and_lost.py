@@ -1,4 +1,4 @@
-"""What sleeps keep, and what a level-2 sleep drops and nothing loads again: in a stub of vLLM."""
+"""Memory that sleeps keep, and memory that a level-2 sleep drops for good: in a stub of vLLM."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Names and parameters of two releases of vLLM, as their sources have them: what ebbtide calls, replaces or imitates.
+"""Names and parameters of two releases of vLLM, as their sources have them, which ebbtide calls, replaces or imitates.
 
 Each parameter is its name, and `name=default` where it has one.
 """

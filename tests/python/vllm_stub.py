@@ -1,6 +1,6 @@
 """The parts of vLLM that sleep mode touches, in our own words: the modules and names that ebbtide meets there.
 
-`install(release)` puts them into sys.modules. What they do is what the documentation of vLLM says of them; the
+`install(release)` puts them into sys.modules. They behave as the documentation of vLLM says; the
 signatures are held against tests/python/vllm_signatures.py.
 """
 
@@ -113,7 +113,7 @@ class WorkerBase:
 
 
 class Worker(WorkerBase):
-    """What a worker does around the allocator and the backend: load, make the cache, sleep and wake up."""
+    """A worker's calls around the allocator and the backend: load, make the cache, sleep and wake up."""
 
     def pool(self, tag):
         allocator = sys.modules["vllm.device_allocator"].get_mem_allocator_instance()
@@ -162,7 +162,7 @@ class VllmConfig:
 
 
 def config(backend="cumem"):
-    """What a worker is given, as far as it is read."""
+    """A worker's configuration, as far as it is read."""
     return SimpleNamespace(model_config=SimpleNamespace(sleep_mode_backend=backend))
 
 
@@ -200,7 +200,7 @@ _uses_pool = VllmConfig.use_cumem_cudagraph_pool
 
 
 def uninstall():
-    """Undoes `install`, and what ebbtide did to the stub."""
+    """Undoes `install`, and ebbtide's changes of the stub."""
     for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
         del sys.modules[name]
     sys.modules.pop("ebbtide.integrations.vllm_backend", None)
@@ -217,7 +217,7 @@ class Engine:
 
 
 class Platform:
-    """What the tests ask of the platform: CUDA's names, or the simulated device's, whose tensors are CPU tensors."""
+    """The platform of the tests: CUDA's names, or the simulated device's, whose tensors are CPU tensors."""
 
     def __init__(self, device_type):
         self.device_type = device_type

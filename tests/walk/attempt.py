@@ -31,7 +31,7 @@ def changed_nothing(model: Model, before: dict[int, bool], what: str) -> None:
 
 
 class Attempt:
-    """A call and what is known about it beforehand.
+    """A call and the knowledge of it beforehand.
 
     refuses: the class of error that the call must raise, or None. comes_first: errors that it may raise instead of
     that. may_fail: other errors that it may raise; such a call has changed nothing, unless is_doubtful_after says so.

@@ -1,4 +1,4 @@
-"""The backup of one pause, in place of what the regions said."""
+"""The backup of one pause, in place of that of the regions."""
 
 from random import Random
 from typing import Any

@@ -55,7 +55,7 @@ def mutants_at(root: Path, places: list[str]) -> list[Mutation]:
 
 
 class Run:
-    """One sample, or the mutants of some places: what is known of them, and what came of them.
+    """One sample, or the mutants of some places: their facts and their results.
 
     Args:
         known: verdicts of an earlier run, by path and diff, that are not asked for again.
@@ -103,7 +103,7 @@ def main(words: list[str] | None = None) -> int:
     facts = {"seed": given.seed, "sample": given.sample, "at": given.at, "rooms": rooms}
     try:
         bench.prepare()
-        # Of the copy: what is written meanwhile in the user's tree is for the next run.
+        # Of the copy: changes of the user's tree meanwhile are for the next run.
         mutants = mutants_at(bench.tree, given.at) or Sample(collect(bench.tree, rooms), given.sample, given.seed)
         for mutation in mutants:
             result = run.try_one(mutation)

@@ -16,7 +16,7 @@ TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
 NAMED = r"(^|/)({})(/|$)"
 SWEEPS = "the sweeps"
 PROGRAM = ("ebbtide_tests",)
-# What the C and the Python tests load.
+# The libraries that the C and the Python tests load.
 PRODUCTS = ("ebbtide", "ebbtide_preload", "ebbtide_sim", "_core")
 
 _SAVER = (
@@ -98,8 +98,8 @@ class Stage:
     """One question: some tests, stopped at the first failure.
 
     Attributes:
-        name: what a killed mutant is said to be killed by.
-        targets: what is built first.
+        name: the name of the test in reports.
+        targets: the targets that are built first.
         tool: the command of ctest or of pytest, without a choice of tests.
         chosen: of ctest a regular expression, or nothing for all; of pytest files or tests.
         left_out: of ctest regular expressions, of pytest tests.
@@ -170,7 +170,7 @@ def python_tests(path: str) -> tuple[str, ...]:
 
 
 def make_stages(tree: Path, path: str, ctest: tuple[str, ...], pytest: tuple[str, ...]) -> list[Stage]:
-    """What is asked of a mutant of this file, the likeliest and cheapest first."""
+    """The tests of a mutant of this file, the likeliest and cheapest first."""
     room = path.split("/")[1]
     named = tests_that_name(tree, path)
     sweeps = find_tests(file for file in (tree / "tests" / "cpp").glob("*.cpp") if is_sweep(file))

@@ -1,4 +1,4 @@
-"""What is drawn: the rooms of csrc evenly, the places of a room by a seed."""
+"""The draw: the rooms of csrc evenly, the places of a room by a seed."""
 
 from __future__ import annotations
 

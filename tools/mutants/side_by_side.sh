@@ -5,7 +5,7 @@
 #
 # Every sample works in a copy of one build, mounted where that was built, so that nothing is compiled twice. Results
 # and output go to $OUT (default build/mutants/results), a file of each for each seed. After LIMIT_S seconds (default
-# 500) of trying what is left is stopped; the results so far are there. EBBTIDE_GTEST_DIR is as for make.
+# 500) of trying the rest is stopped; the results so far are there. EBBTIDE_GTEST_DIR is as for make.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

@@ -65,7 +65,7 @@ class Workbench:
     Args:
         root: the repository.
         place: a folder for the copy, the build and the package; kept from run to run.
-        with_sweeps: ask the sweeps as well of what no other test has noticed.
+        with_sweeps: ask the sweeps as well about mutants that no other test has noticed.
         options: further arguments of CMake's configuration.
     """
 
@@ -182,7 +182,7 @@ class Workbench:
                     return "killed", stage, "" if status is None else self.find_culprit()
             return "survived", None, ""
         finally:
-            # With a new time: what was built of the mutant is stale.
+            # With a new time: the objects of the mutant are stale.
             file.write_text(source)
 
     def _passes_unbroken(self, stage: Stage, culprit: str) -> bool:

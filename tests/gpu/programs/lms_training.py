@@ -1,4 +1,4 @@
-"""What the programs of test_gpu_lms.py share: a model whose activations, states and weights can be told apart in size,
+"""Shared by the programs of test_gpu_lms.py: a model whose activations, states and weights can be told apart in size,
 and a training of it whose losses are equal bit for bit from run to run."""
 
 import threading
@@ -64,7 +64,7 @@ class Held:
 
 
 def trains_within(share: float, **shape: int) -> dict[str, int | float]:
-    """Trains without LMS, and within that part of what it took, with the same losses. Returns LMS's numbers."""
+    """Trains without LMS, and within that part of the memory, with the same losses. Returns LMS's numbers."""
     plain, needed = measured(**shape)
     limit = int(share * needed)
     with lms.enable(limit=limit, min_size=SMALL):

@@ -1,4 +1,4 @@
-"""One rank of torchrun over NCCL: reduces, pauses and resumes what torch holds, and reduces before, between and after.
+"""One rank of torchrun over NCCL: reduces, pauses and resumes torch's memory, and reduces before, between and after.
 
 Run under `ebbtide run --pauseable`.
 """

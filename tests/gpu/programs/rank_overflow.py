@@ -21,7 +21,7 @@ try:
         pieces.append(torch.full((PIECE_BYTES // 8,), number + rank, dtype=torch.int64, device="cuda"))
 except torch.OutOfMemoryError:
     is_refused = True
-dist.barrier()  # both hold what they could get
+dist.barrier()  # both hold all that they could get
 held = torch.tensor([saver.stats()["host_bytes"]])
 dist.all_reduce(held)
 count = len(pieces)

@@ -1,5 +1,5 @@
-/* A libcuda.so.1 that adds what the simulator lacks: the variants for per-thread default streams under their own names,
- * and captures into an existing graph. */
+/* A libcuda.so.1 that adds functions to the simulator: the variants for per-thread default streams under their own
+ * names, and captures into an existing graph. */
 #include <cuda.h>
 
 static CUstream per_thread(CUstream stream) { return stream == NULL ? CU_STREAM_PER_THREAD : stream; }

@@ -154,7 +154,7 @@ class Adopt(Operation):
             for memory in movable:
                 is_there = memory.policy == policy or self._is_in(memory, policy)
                 if not is_there:
-                    raise Failure(f"a tensor of {memory.size_bytes} bytes was not adopted, and nobody had lent it")
+                    raise Failure(f"a tensor of {memory.size_bytes} bytes was not adopted, and was never lent")
         if is_any_away and trouble is None and any(before[id(memory)] != memory.address for memory in reached):
             raise Failure("a refused adopt moved something")
         if tag in saver.tags():
@@ -211,5 +211,5 @@ class Adopt(Operation):
             raise Failure(f"adopt moved a tensor out of its tag, and not into {policy.tag!r}")
         memory.address, memory.policy = address, policy
         memory.is_paused = memory.is_doubtful = False
-        memory.kept = None  # a backup that is retained at its new place is of what lay there before
+        memory.kept = None  # a backup that is retained at its new place shows the bytes from before
         memory.detach()

@@ -172,7 +172,7 @@ class AllocateInRegion(Operation):
 
 
 def may_enter_fail(world: World, policy: Policy, error: BaseException) -> bool:
-    """Entering a region brings trimmed memory back, or fails. What lay on the host may need the host again."""
+    """Entering a region brings trimmed memory back, or fails. Memory that lay on the host may need the host again."""
     if host_may_refuse(world.model)(error):
         return True
     if not isinstance(error, OutOfMemoryError):

@@ -160,7 +160,7 @@ class LookAtRetained(Operation):
 
 @register
 class WriteBackup(Operation):
-    """Writes through a view, whether or not it was requested as writable. What is written before the resume comes
+    """Writes through a view, whether or not it was requested as writable. Bytes written before the resume come
     back."""
 
     name = "write_backup"
