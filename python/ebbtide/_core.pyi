@@ -88,7 +88,6 @@ class TagInfo:
     is_hooked: bool  # memory that the program allocated outside regions has it
     ahead_bytes: int
 
-
 class HeldLease:
     """A lease while its Frame holds it."""
 

@@ -43,8 +43,7 @@ def refused_calls(address, operation, abandoned):
     return [
         lambda: _core.alloc("w", 1), lambda: _core.free(address), lambda: _core.find(address), lambda: _core.tags(),
         lambda: _core.pause([]), lambda: _core.resume([]), lambda: _core.claim("pause", []), lambda: _core.stats(),
-        lambda: _core.configure("host_limit", b"1"), lambda: _core.Frame().open_lease("w", "x"),
-        lambda: _core.driver_version(),
+        lambda: _core.configure("poison", b"1"), lambda: _core.Frame().open_lease("w", "x"), _core.driver_version,
         lambda: _core.events(), lambda: _core.allocations(), lambda: _core.backup_of(address, 1),
         lambda: _core.use_driver("sim"), lambda: _core.device_count(), lambda: _core.get_setting("poison"),
         lambda: _core.query_device(0), lambda: _core.capabilities(0), lambda: _core.bind_slot("w", 0, 1),
