@@ -235,6 +235,31 @@ TEST_F(SeparateTest, Invariant2_WhatTheDriverHasNoMemoryForGoesOnSharing) {
   expect_no_leak();
 }
 
+TEST_F(SeparateTest, Invariant2_NoMemoryToMapIsNoRoomEither) {
+  for (const char* function : {"cuMemMap", "cuMemSetAccess"}) {
+    make_two_groups();
+    sim().fail(function, 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
+    EXPECT_EQ(trim_both().totals().bytes, 0u) << function;
+    sim().clear_failures();
+    EXPECT_EQ(handles(), 2u) << function;
+    expect_whole(small_);
+    expect_whole(large_);
+    free_all(small_);
+    free_all(large_);
+  }
+  expect_no_leak();
+}
+
+TEST_F(SeparateTest, OnlyTagsOfWhichSomethingIsPausedCountAPause) {
+  make_two_groups();
+  const auto paused = [&](const char* tag) { return core().registry.pause_count(tag); };
+  const uint64_t small_pauses = paused("small"), large_pauses = paused("large");
+  Operation::claim(core(), OperationKind::kPause, {.tags = {.names = {"small", "large"}, .addresses = {small_[0]}}})
+      ->commit();
+  EXPECT_EQ(paused("small"), small_pauses + 1);
+  EXPECT_EQ(paused("large"), large_pauses);
+}
+
 TEST_F(SeparateTest, Invariant2_NoMoreMemoryIsTakenThanTheLargestHandleNeeds) {
   make_two_groups();
   const auto more = make("more", 2);

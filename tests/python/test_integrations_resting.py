@@ -77,6 +77,15 @@ def test_a_phase_inside_a_phase_ends_nothing(saver, tag, tag2, trained):
     assert not saver.is_paused(tag2)
 
 
+def test_a_phase_inside_a_phase_brings_back_what_the_program_brought_back_between(saver, tag, tag2, trained):
+    resting = Resting(None, tag2, [tag2], "ram")
+    with resting.phase([trained[1]]):
+        saver.resume(tag2)
+        with resting.phase([trained[1]]):
+            assert saver.is_paused(tag2)
+        assert not saver.is_paused(tag2)
+
+
 def test_a_phase_that_raises_brings_everything_back(saver, tag2, trained):
     resting = Resting(None, tag2, [tag2], "ram")
     with pytest.raises(ValueError, match="planted"), resting.phase([trained[1]]):

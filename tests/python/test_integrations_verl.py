@@ -276,7 +276,7 @@ class Distributed:
 
     def __init__(self, device, has_parameters=True):
         shard = torch.nn.Parameter(torch.randn(WIDTH, WIDTH, device=device))
-        self.shard_fp32_from_float16_groups = [[shard]]
+        self.shard_fp32_from_float16_groups = [[shard, None]]  # None: a precision-aware optimizer keeps the copy itself
         self.optimizer = torch.optim.AdamW([shard]) if has_parameters else None
         if has_parameters:
             shard.grad = torch.ones_like(shard)
@@ -284,7 +284,7 @@ class Distributed:
             shard.grad = None
 
     def tensors(self):
-        ((shard,),) = self.shard_fp32_from_float16_groups
+        ((shard, _),) = self.shard_fp32_from_float16_groups
         state = self.optimizer.state[shard]
         return [shard, state["exp_avg"], state["exp_avg_sq"]]
 

@@ -154,6 +154,18 @@ def test_a_resume_counts_the_handles_that_have_arrived(saver, tag, sim):
     assert all(int(each[-1]) == BLOCK - 1 for each in keep)
 
 
+def test_a_background_resume_is_shown_once(saver, tag, sim, monkeypatch):
+    """Not its claim first, which would end at all bytes before one has moved."""
+    keep, watched = block(saver, tag), []
+    monkeypatch.setattr(watch._Watch, "_open", lambda self: watched.append(self._pending is not None))
+    saver.configure(progress=print)
+    saver.pause(tag)
+    watched.clear()
+    saver.resume(tag, wait=False).wait()
+    assert False not in watched
+    assert int(keep[-1]) == BLOCK - 1
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_pending_bytes_are_counted_until_it_is_over(saver, tag, fails):
     class Core:

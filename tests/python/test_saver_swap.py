@@ -268,3 +268,15 @@ def test_two_swaps_and_two_pauses_at_once(saver, tag):
     saver.resume()
     for name in names:
         assert_same(tensors[name], want[name])
+
+
+def test_an_open_region_of_the_returning_tag_leaves_the_other_side_its_free_blocks(saver, tag, tag2):
+    kept, freed = noise(saver, tag, 12, 12)
+    noise_of_second = noise(saver, tag2, 12)
+    saver.pause(tag2)
+    del freed
+    with saver.region(tag2):
+        done = saver.swap(pause=tag, resume=tag2)
+    assert done.paused.copied == 12 * MIB and done.paused.unused == 12 * MIB
+    saver.resume(tag)
+    assert len(kept) == len(noise_of_second[0]) == 12 * MIB

@@ -144,7 +144,6 @@ bool CopyAhead::add_blocks(BackupUse& use, const Chunk& chunk) {
     ++end;
   }
   if (end > first) {
-    reclaim_backup(use, chunk);
     use.add_need(first, end);
     Part& part = parts_.emplace_back(Part{&use, &chunk, first, end - first, scanned_blocks_});
     part.digests.resize(chunk.block_count());
@@ -197,6 +196,7 @@ void CopyAhead::run_device(int /*device*/) {
   for (Part& part : parts_) {
     const bool may_go_on = choose(part);
     if (!part.ranges.empty()) {
+      reclaim_backup(*part.use, *part.chunk, part.ranges);
       run.submit(part, {.device_address = part.use->allocation->address() + part.chunk->offset,
                         .backup = part.use->stored->backup.get(),
                         .offset = part.chunk->offset,

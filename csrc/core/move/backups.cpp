@@ -14,7 +14,8 @@ namespace ebbtide {
 
 void BackupUse::add_need(size_t first_block, size_t end_block) {
   for (size_t block = first_block; block < end_block; ++block) {
-    if (!stored->blocks[block].is_touched && !is_unused[block]) needed_bytes += kernels::kBlockBytes;
+    const bool is_touched = stored != nullptr && stored->blocks[block].is_touched;
+    if (!is_touched && !is_unused[block]) needed_bytes += kernels::kBlockBytes;
   }
 }
 
@@ -36,33 +37,37 @@ void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::
   uint64_t bytes = 0;
   std::string tags;
   const Tag* last = nullptr;
-  std::vector<std::shared_ptr<BackupRecord>> pinned;
   for (BackupUse* use : uses) {
+    if (use->stored != nullptr) use->kind = use->stored->kind;
     // What is pinned is pinned whole, and a file takes none.
-    if (use->stored->kind != BackupKind::kRam) use->needed_bytes = 0;
-    if (use->stored->kind == BackupKind::kPinned && !use->had_backup) {
-      use->needed_bytes = use->stored->size_bytes();
-      pinned.push_back(use->stored);
-    }
+    if (use->kind != BackupKind::kRam) use->needed_bytes = 0;
+    if (use->kind == BackupKind::kPinned && !use->had_backup) use->needed_bytes = use->allocation->size_bytes();
     if (use->needed_bytes == 0) continue;
     bytes += use->needed_bytes;
     const Tag* const tag = use->allocation->tag;
     if (tag != last) tags += (last == nullptr ? "'" : ", '") + tag->name + "'";
     last = tag;
   }
-  if (bytes == 0) return;
-  HostBudget& budget = core.budgets.host;
-  HostHolder& backups = budget.holder("backups");
-  HostCharge charge =
-      is_spare ? budget.charge_spare(bytes, purpose + tags, &backups) : budget.charge(bytes, purpose + tags, &backups);
-  HostHolder* holder = nullptr;
-  last = nullptr;
+  if (bytes > 0) {
+    HostBudget& budget = core.budgets.host;
+    HostHolder& backups = budget.holder("backups");
+    HostCharge charge = is_spare ? budget.charge_spare(bytes, purpose + tags, &backups)
+                                 : budget.charge(bytes, purpose + tags, &backups);
+    HostHolder* holder = nullptr;
+    last = nullptr;
+    for (BackupUse* use : uses) {
+      if (use->needed_bytes == 0) continue;
+      if (std::exchange(last, use->allocation->tag) != use->allocation->tag) holder = &backup_holder(core, *last);
+      use->charge = charge.split_promised(use->needed_bytes);
+      use->charge.hold_for(*holder);
+    }
+  }
+  std::vector<std::shared_ptr<BackupRecord>> pinned;
   for (BackupUse* use : uses) {
-    if (use->needed_bytes == 0) continue;
-    if (std::exchange(last, use->allocation->tag) != use->allocation->tag) holder = &backup_holder(core, *last);
-    use->charge = charge.split_promised(use->needed_bytes);
-    use->charge.hold_for(*holder);
-    if (use->stored->kind == BackupKind::kPinned) use->stored->charge = std::move(use->charge);
+    if (use->stored == nullptr) open_backup(core, use->kind, *use);
+    if (use->kind != BackupKind::kPinned || use->had_backup) continue;
+    use->stored->charge = std::move(use->charge);
+    pinned.push_back(use->stored);
   }
   if (!pinned.empty()) populate_backups(pinned, uses.front()->allocation->device);
 }
@@ -73,12 +78,15 @@ void attach_backup(Core& core, BackupUse& use) {
   use.is_attached = true;
 }
 
-void reclaim_backup(const BackupUse& use, const Chunk& chunk) {
+void reclaim_backup(const BackupUse& use, const Chunk& chunk, std::span<const CopyRange> ranges) {
   if (!use.had_backup) return;
-  const auto first = use.stored->blocks.begin() + static_cast<std::ptrdiff_t>(chunk.first_block());
-  const auto end = first + static_cast<std::ptrdiff_t>(chunk.block_count());
-  if (!std::all_of(first, end, std::mem_fn(&StoredBlock::is_touched)))
-    use.stored->backup->reclaim(chunk.offset, chunk.size_bytes);
+  for (const CopyRange& range : ranges) {
+    const size_t offset = chunk.offset + range.offset;
+    const auto first = use.stored->blocks.begin() + static_cast<std::ptrdiff_t>(offset / kernels::kBlockBytes);
+    const auto end = first + static_cast<std::ptrdiff_t>(range.size_bytes / kernels::kBlockBytes);
+    if (!std::all_of(first, end, std::mem_fn(&StoredBlock::is_touched)))
+      use.stored->backup->reclaim(offset, range.size_bytes);
+  }
 }
 
 void discard_untouched(const BackupUse& use) noexcept {

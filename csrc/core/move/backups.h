@@ -20,8 +20,9 @@ struct BackupUse {
   std::shared_ptr<BackupRecord> stored = nullptr;
   bool had_backup = false;
   bool is_attached = false;
-  uint64_t needed_bytes = 0;  // of a backup in unpinned memory: that may be touched
-  HostCharge charge = {};     // for them
+  uint64_t needed_bytes = 0;            // of a backup in unpinned memory: that may be touched
+  HostCharge charge = {};               // for them
+  BackupKind kind = BackupKind::kNone;  // of the one that charge_backups() opens where there is none
 
   // Adds to needed_bytes what these blocks will touch.
   void add_need(size_t first_block, size_t end_block);
@@ -30,16 +31,16 @@ struct BackupUse {
 // Opens a new backup without content. No host memory is charged yet; a pinned one is charged to the pinned budget.
 // Throws StoreError.
 void open_backup(Core& core, BackupKind kind, BackupUse& use);
-// Charges the host memory that all of them need, at once, so that an error names all of it, and takes the memory of new
-// pinned backups. purpose: "the backup of ", for that error. is_spare: as of HostBudget::charge_spare. Throws
-// StoreError.
+// Charges the host memory that all of them need, at once, so that an error names all of it. Then opens those that are
+// missing, and takes the memory of new pinned ones: a refusal touches no file. purpose: "the backup of ", for that
+// error. is_spare: as of HostBudget::charge_spare. Throws StoreError.
 void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::string& purpose, bool is_spare = false);
 // Takes the memory of whole backups now, in several threads. Their charges have promised it. Pinned backups are pinned
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
 void attach_backup(Core& core, BackupUse& use);
-// Takes back what an earlier failure gave back of a backup that goes on. Throws StoreError.
-void reclaim_backup(const BackupUse& use, const Chunk& chunk);
+// Takes back what an earlier failure gave back of a backup that goes on, in these ranges of a chunk. Throws StoreError.
+void reclaim_backup(const BackupUse& use, const Chunk& chunk, std::span<const CopyRange> ranges);
 // After a failure: gives back the pages of what is still on the device and may have been copied already.
 void discard_untouched(const BackupUse& use) noexcept;
 

@@ -20,7 +20,7 @@ void Preparation::prepare(const Allocations& allocations) {
     if (kind == BackupKind::kNone || allocation->is_away() || core().registry.backup_of(*allocation) != nullptr)
       continue;
     BackupUse& use = opened_.emplace_back(BackupUse{.allocation = allocation});
-    open_backup(core(), kind, use);
+    use.kind = kind;
     use.needed_bytes = allocation->size_bytes();
     uses.push_back(&use);
   }

@@ -75,13 +75,18 @@ void Relocation::copy(const Batch& batch, Source& source, const Stream& stream) 
   copy_range(batch.spare->address() + source.spare->offset, source.address(), source.chunk->size_bytes, stream);
 }
 
+void Relocation::map_spare(int device, const Batch& batch, const Source& source) {
+  Backing& backing = *source.spare->backing;
+  if (backing.mapping.is_mapped()) return;
+  backing.mapping = Mapping::map(batch.spare->address() + source.spare->offset, backing.memory, device);
+}
+
 // All copies are queued while later chunks are mapped: mapping host memory takes almost as long as copying it.
 void Relocation::copy_all(int device, Batch& batch) {
   const Stream stream = Stream::create();
   for (Sources& sources : batch.handles) {
     for (Source& source : sources) {
-      Backing& backing = *source.spare->backing;
-      backing.mapping = Mapping::map(batch.spare->address() + source.spare->offset, backing.memory, device);
+      map_spare(device, batch, source);
       copy(batch, source, stream);
     }
   }

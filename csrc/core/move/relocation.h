@@ -62,6 +62,8 @@ class Relocation : public Move {
   void add_device_spare(Batch& batch, Source& source);
   // After the last spare chunk.
   void reserve_addresses(Batch& batch);
+  // Does nothing where it is mapped already.
+  static void map_spare(int device, const Batch& batch, const Source& source);
   // Where there is no room for its tables, there is no scan.
   void make_scan(int device, Batch& batch, size_t block_count);
 

@@ -55,15 +55,16 @@ void Separation::prepare(const Allocations& allocations) {
                      [&](const Batch& one, const Batch& other) { return size_of(one) < size_of(other); });
 }
 
-bool Separation::begin(int /*device*/, Batch& batch) {
+bool Separation::begin(int device, Batch& batch) {
   try {
     for (Source& source : batch.handles.front()) add_device_spare(batch, source);
+    reserve_addresses(batch);
+    for (const Source& source : batch.handles.front()) map_spare(device, batch, source);
   } catch (const Error& error) {
     if (!is_device_shortage(error)) throw;
-    batch.spare.reset();
+    if (batch.spare != nullptr) core().deferred_frees.destroy(std::move(batch.spare));
     return false;
   }
-  reserve_addresses(batch);
   return true;
 }
 

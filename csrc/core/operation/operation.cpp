@@ -103,8 +103,10 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
 // What shares handles shows only once the tags are held. So they are then claimed anew, with all that may share.
 void Operation::hold_tags() {
   selection_ = core_.registry.claim(claims());
-  must_separate_ = kind_ != OperationKind::kSeparate && moves_.front()->takes_memory_away() &&
-                   !request_.tags.addresses.empty() && is_any_shared(selection_.groups.front().allocations);
+  // A promotion moves host memory, which no handle shares.
+  const bool releases_handles = moves_.front()->takes_memory_away() && kind_ != OperationKind::kPromote;
+  must_separate_ = releases_handles && kind_ != OperationKind::kSeparate && !request_.tags.addresses.empty() &&
+                   is_any_shared(selection_.groups.front().allocations);
   if (!must_separate_) return;
   let_go(Outcome::kUntouched);
   moves_.push_back(std::make_unique<Separation>(core_, request_));
@@ -159,6 +161,8 @@ void Operation::separate() {
   separation.settle();
   record("", "");
   moves_.pop_back();
+  // Its allocations stay held. How the rest ends is told by the others.
+  selection_.groups.back().tags.clear();
   must_separate_ = false;
 }
 

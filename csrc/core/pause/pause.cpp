@@ -46,6 +46,12 @@ void Pause::prepare(const Allocations& allocations) {
   for (PausedAllocation& paused : paused_) select(paused);
   if (!request().tags.addresses.empty()) refuse_shared();
   charge_backups(core(), {stored_.begin(), stored_.end()}, "the backup of ");
+  for (const PausedAllocation* paused : stored_) {
+    for (const Chunk& chunk : paused->allocation->chunks) {
+      const CopyRange whole{0, chunk.size_bytes};
+      if (chunk.is_on_device()) reclaim_backup(*paused, chunk, {&whole, 1});
+    }
+  }
   pin_backups();
   for (auto& [device, work] : work_) borrow_engine(device, work);
 }
@@ -92,11 +98,9 @@ void Pause::select(PausedAllocation& paused) {
     stored_.push_back(&paused);
     paused.stored = usable_backup(allocation, kind);
     paused.had_backup = paused.stored != nullptr;
-    if (!paused.had_backup) open_backup(core(), kind, paused);
+    paused.kind = kind;
     for (const Chunk& chunk : allocation.chunks) {
-      if (!chunk.is_on_device()) continue;
-      reclaim_backup(paused, chunk);
-      paused.add_need(chunk.first_block(), chunk.end_block());
+      if (chunk.is_on_device()) paused.add_need(chunk.first_block(), chunk.end_block());
     }
   }
   for (Chunk& chunk : allocation.chunks) {
@@ -237,7 +241,7 @@ void Pause::settle() noexcept {
     if (paused.is_attached && allocation.device_bytes() == 0) allocation.is_paused.store(true);
     if (paused.noted_bytes > 0 && !allocation.is_paused.load() && allocation.resident_bytes() == paused.noted_bytes)
       request().moved->forget(allocation);
-    if (paused.stored != nullptr && allocation.device_bytes() > 0) {
+    if ((paused.had_backup || paused.is_attached) && allocation.device_bytes() > 0) {
       discard_untouched(paused);
       // A backup that holds nothing goes whole.
       if (paused.is_attached && !paused.had_backup && !allocation.is_any_stored())

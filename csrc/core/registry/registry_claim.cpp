@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,7 +90,8 @@ void Registry::select(Selection::Group& group) const {
     }
     return;
   }
-  const std::set<const Tag*> tags(group.tags.begin(), group.tags.end());
+  std::map<const Tag*, size_t> tags;  // by their order in the group
+  for (const Tag* tag : group.tags) tags.emplace(tag, tags.size());
   const std::set<CUdeviceptr> addresses(claim.tags.addresses.begin(), claim.tags.addresses.end());
   look(addresses.size());
   for (const CUdeviceptr address : addresses) {
@@ -96,8 +99,9 @@ void Registry::select(Selection::Group& group) const {
     if (found == by_address_.end() || !tags.contains(found->second->tag)) continue;
     if (claim.concerns(*found->second)) group.allocations.push_back(found->second);
   }
-  std::sort(group.allocations.begin(), group.allocations.end(),
-            [](const auto& one, const auto& other) { return one->sequence < other->sequence; });
+  std::sort(group.allocations.begin(), group.allocations.end(), [&](const auto& one, const auto& other) {
+    return std::pair(tags.at(one->tag), one->sequence) < std::pair(tags.at(other->tag), other->sequence);
+  });
 }
 
 namespace {
@@ -200,10 +204,10 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
 
 namespace {
 
-// Whether the tag is left midway: some of what the operation held of it has moved and some has not.
-bool is_left_partial(const Tag& tag, const TagClaim& claim) noexcept {
+// Whether a tag is left midway, of which these were claimed: some have moved and some have not.
+bool is_left_partial(std::span<const std::shared_ptr<Allocation>> claimed, const TagClaim& claim) noexcept {
   bool is_any_away = false, is_any_here = false;
-  for (const auto& [sequence, allocation] : tag.allocations) {
+  for (const auto& allocation : claimed) {
     if (!allocation->is_held || allocation->is_doomed) continue;
     is_any_away |= allocation->is_away();
     // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is
@@ -213,21 +217,19 @@ bool is_left_partial(const Tag& tag, const TagClaim& claim) noexcept {
   return is_any_away && is_any_here;
 }
 
-bool is_any_held(const Tag& tag) noexcept {
-  return std::any_of(tag.allocations.begin(), tag.allocations.end(),
-                     [](const auto& entry) { return entry.second->is_held; });
-}
-
 }  // namespace
 
 std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection, Outcome outcome) noexcept {
   std::vector<std::shared_ptr<Allocation>> doomed = std::move(selection.doomed);
   const std::lock_guard lock(mutex_);
   for (const auto& group : selection.groups) {
+    auto next = group.allocations.begin();  // those of each tag lie together, in the order of the tags
     for (Tag* tag : group.tags) {
-      if (outcome == Outcome::kMidway) tag->is_partial = is_left_partial(*tag, group.claim);
+      const auto first = next;
+      next = std::find_if(first, group.allocations.end(), [&](const auto& each) { return each->tag != tag; });
+      if (outcome == Outcome::kMidway) tag->is_partial = is_left_partial({first, next}, group.claim);
       if (outcome == Outcome::kWhole && group.claim.finishes_tags) tag->is_partial = false;
-      if (outcome != Outcome::kUntouched && group.claim.counts_as_pause && is_any_held(*tag)) ++tag->pause_count;
+      if (outcome != Outcome::kUntouched && group.claim.counts_as_pause && first != next) ++tag->pause_count;
     }
   }
   for (const auto& group : selection.groups) {

@@ -50,8 +50,8 @@ class Resting:
             )
         self._model_tag, self._optimizer_tag, self._backup = model_tag, optimizer_tag, backup
         self._away: list[str] = []  # paused here
+        self._overdue: list[str] = []  # of these, the ones whose resume failed
         self._is_begun = False
-        self._phases = 0  # that are open
 
     def adopt_model(self, model: "torch.nn.Module") -> None:
         """Moves the model into its tag."""
@@ -65,27 +65,25 @@ class Resting:
             self._is_begun = True
 
     def end(self) -> None:
-        """Brings the tags back. Does nothing if none rests. After a failure, the next call continues."""
-        if self._away:
-            saver.resume(*self._away)
-        self._away, self._is_begun = [], False
+        """Brings back the tags that `begin` paused. Does nothing if none rests. After a failure, the next call
+        continues."""
+        self._bring_back(self._away)
+        self._is_begun = False
 
     @contextlib.contextmanager
     def phase(self, optimizers: Iterable[Any]) -> Iterator[None]:
         """A `with` in which the tags rest."""
-        self._phases += 1
+        away_before = [tag for tag in self._away if saver.is_paused(tag)]
         try:
             self._take(optimizers)
             yield
         finally:
-            self._phases -= 1
-            if not (self._phases or self._is_begun):
-                self.end()
+            self._bring_back([tag for tag in self._away if tag not in away_before])
 
     def _take(self, optimizers: Iterable[Any]) -> None:
-        still_away = [tag for tag in self._away if saver.is_paused(tag)]
-        if still_away != self._away:  # `saver.resume` has brought tags back
-            self._away, self._is_begun = still_away, False
+        self._is_begun = False
+        self._away = [tag for tag in self._away if saver.is_paused(tag)]  # `saver.resume` may have brought it back
+        self._overdue = [tag for tag in self._overdue if tag in self._away]
         tag = self._optimizer_tag
         if tag is not None and not (tag in saver.tags() and saver.is_paused(tag)):
             for optimizer in optimizers:
@@ -100,6 +98,13 @@ class Resting:
         self._away = list(dict.fromkeys([*self._away, *leaving]))  # before the pause, which may fail midway
         if leaving:
             saver.pause(*leaving)
+
+    def _bring_back(self, tags: Iterable[str]) -> None:
+        self._overdue = list(dict.fromkeys([*self._overdue, *tags]))
+        if self._overdue:
+            saver.resume(*self._overdue)
+        self._away = [tag for tag in self._away if tag not in self._overdue]
+        self._overdue = []
 
 
 class RestingCallback:

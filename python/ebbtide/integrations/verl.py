@@ -140,8 +140,10 @@ def offload_megatron_copy_params(optimizers: Any) -> None:
     for optimizer in _chained(optimizers):
         groups = getattr(optimizer, "shard_fp32_from_float16_groups", None)
         if groups is not None:
-            # Without their gradients, which lie in the model's buffers, and may be away.
-            _offload(_tag_of(optimizer, "copies"), [copy.detach() for group in groups for copy in group])
+            # Without their gradients, which lie in the model's buffers, and may be away. With a precision-aware
+            # optimizer there are no copies.
+            parts = [part for group in groups for part in (group if isinstance(group, (list, tuple)) else [group])]
+            _offload(_tag_of(optimizer, "copies"), [copy.detach() for copy in parts if copy is not None])
 
 
 def load_megatron_copy_params(optimizers: Any) -> None:

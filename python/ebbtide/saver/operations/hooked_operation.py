@@ -8,7 +8,7 @@ pause.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
@@ -69,7 +69,8 @@ def run(
         def claim() -> _T:
             return call(unused=unused, unused_as_of=as_of)
 
-        with watched(operation, names, returning or ()):
+        # A `finish` shows the progress of what goes on in the background itself.
+        with watched(operation, names, returning or ()) if finish is None else nullcontext():
             if returning is None:
                 return claim()
             wanted = returning
@@ -78,7 +79,9 @@ def run(
             bypass.close_if_resident(returning)
         else:
             finish(result, hooked)
-    keeper.keep_if_wanted(returning)
+            keeper.keep_if_wanted(returning)  # an interrupt in it loses the result, so the hooks are answered here
+    if finish is None:
+        keeper.keep_if_wanted(returning)
     return result
 
 
@@ -137,10 +140,14 @@ class HookedOperation(_core.Scope):
             _core.call_together(announce)
         return self
 
-    def hand_over(self) -> list[Action]:
-        """The actions whose before-hooks ran. From now on a `Pending` runs the after-hooks."""
-        self._is_handed_over = True
+    @property
+    def announced(self) -> list[Action]:
+        """The actions whose before-hooks ran."""
         return list(self._announced)
+
+    def hand_over(self) -> None:
+        """From now on a `Pending` runs the after-hooks."""
+        self._is_handed_over = True
 
     def _close(self) -> Exception | None:
         if not self._announced:

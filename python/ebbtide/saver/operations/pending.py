@@ -56,6 +56,8 @@ class Pending:
         """Stands for a resume that has begun, and takes over its after-hooks. Where there are no streams, it returns
         once the bytes have arrived."""
         self._core, self._names = core, names
+        # Read while the resume holds the tags or has just let go: a pause that waited for it must count as a later one.
+        self._pauses = {action: _core.pause_count(action[1]) for action in hooked.announced}
         bypass.close_when_over(names, core)
         watch_pending(core, names)
         if not _has_streams():
@@ -65,7 +67,7 @@ class Pending:
                 self.stream_wait()
             except Error:  # no work runs ahead of the bytes, because this thread waits
                 _wait_quietly(core)
-        self._pauses = {action: _core.pause_count(action[1]) for action in hooked.hand_over()}
+        hooked.hand_over()
 
     @property
     def done(self) -> bool:
@@ -98,9 +100,11 @@ class Pending:
                 self._calls = calls_after(self._current())
                 self._is_waited_for = True
             hooks.run_all(self._calls, errors)
+        if is_first and self._core is not None:
+            log_report(report, self._names)
         if errors:
             raise errors[0]
-        return log_report(report, self._names) if is_first and self._core is not None else report
+        return report
 
     def _left_to_do(self) -> list[Action]:
         """Those of them that did not happen. Another call has finished the others, and run their hooks."""

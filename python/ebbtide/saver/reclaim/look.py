@@ -107,11 +107,17 @@ class Look:
             is_stored = returning is not None and (not returning or tag in returning)
             return (is_kept and info.resident_bytes > 0) or (is_stored and info.stored_bytes > 0)
 
-        if not self._may_ask or any(info.lease_count for info in self._infos.values()):
-            if not self._may_ask and leaving is not None:  # what an earlier pause saw must not be taken for this one's
+        if not self._may_ask:
+            if leaving is not None:  # what an earlier pause saw must not be taken for this one's
                 for _, pool in self._pools:
                     pool.cached.clear()
             return [], 0
+        # A thread in a region of one of the tags may allocate its free blocks now. The other side of a swap stays apart.
+        leased = [tag for tag, info in self._infos.items() if info.lease_count]
+        if leaving is not None and any(map(leaving.names_tag, leased)):
+            leaving = None
+        if returning is not None and any(not returning or tag in returning for tag in leased):
+            returning = None
         segments: list[Segment] = []
         for key, pool in self._pools:
             if leaving is not None and leaving.names_tag(key.tag) and self._infos[key.tag].resident_bytes > 0:

@@ -28,7 +28,7 @@ BAR_SECONDS = 1.0
 POLL_SECONDS = 0.1
 ERASE_SECONDS = 5.0  # the longest wait for a terminal that takes nothing
 
-_lock = make_lock()  # held by the thread that calls the program or draws
+_lock = make_lock()  # held by the thread that draws
 _display: Display = None
 _watches: "dict[object, _Watch]" = {}  # those whose thread runs, by their core.Pending where they have one
 
@@ -76,7 +76,7 @@ class _Watch(_core.Scope):
                 set_display(False)
                 logs.warn_of(error, f"progress is off from now on, since it failed: {error!r}")
         finally:
-            del _watches[key]
+            _watches.pop(key, None)  # a child that a callback forked has none
             self._is_drawn = False
             self._erased.release()
 
@@ -106,13 +106,13 @@ class _Watch(_core.Scope):
         return True
 
     def _show(self, progress: Progress) -> None:
-        with _lock:
-            if not callable(self._display):
+        if not callable(self._display):
+            with _lock:
                 self._is_drawn = True
                 if not self._is_over:
                     _bars.draw(self, progress)
-            elif _display == self._display:  # not one that failed, or was replaced, meanwhile
-                self._display(progress)
+        elif _display == self._display:  # not one that failed, or was replaced, meanwhile
+            self._display(progress)
 
     def _progress(self, done_bytes: int) -> Progress:
         tags = (*self._leaving, *self._returning)
