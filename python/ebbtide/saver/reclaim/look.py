@@ -112,7 +112,7 @@ class Look:
                 for _, pool in self._pools:
                     pool.cached.clear()
             return [], 0
-        # A thread in a region of one of the tags may allocate its free blocks now. A swap's other side is not concerned.
+        # A thread in a region of one of the tags may allocate its free blocks now. The other side of a swap is apart.
         leased = [tag for tag, info in self._infos.items() if info.lease_count]
         if leaving is not None and any(map(leaving.names_tag, leased)):
             leaving = None
