@@ -20,7 +20,7 @@ enum class Cause {
   kDevice = 5,         // the device itself is full
   kDeviceLimit = 6,    // device_limit
   kDeviceMargin = 7,   // device_margin
-  kBackupView = 8,     // somebody looks at a backup
+  kBackupView = 8,     // a view of a backup is open
   kLmsLimit = 9,       // the limit of large model support
   kLmsHostLimit = 10,  // its limit for host memory
 };

@@ -19,8 +19,8 @@ LogLevel level_from_environment() noexcept {
   return index < 0 ? LogLevel::kWarning : static_cast<LogLevel>(index);
 }
 
-// As write(), but where nobody reads or the file may not grow, no signal ends the process: the program did not write
-// this. What is pending already, the program has blocked and will see once in any case.
+// As write(), but where the pipe has no reader or the file may not grow, no signal ends the process: the program did
+// not write this. What is pending already, the program has blocked and will see once in any case.
 void write_quietly(const char* line, size_t length) noexcept {
   const int error = errno;
   sigset_t ours;

@@ -31,14 +31,7 @@ constinit Flags configured{};
 
 std::atomic<bool>& flag_of(Flags& flags, Setting setting) noexcept { return flags[static_cast<size_t>(setting)]; }
 
-void say(Setting setting, const char* problem) {
-  if (flag_of(said, setting).exchange(true)) return;
-  log_line(LogLevel::kError, {problem, "; it is ignored"});
-}
-
 }  // namespace
-
-static_assert(kVariableOnly == 0);
 
 std::span<const SettingFacts> all_settings() noexcept { return kSettings; }
 
@@ -52,17 +45,8 @@ const SettingFacts* find_setting(std::string_view name) noexcept {
 }
 
 const char* name_of(SettingKind kind) noexcept {
-  switch (kind) {
-    case SettingKind::kSize: return "size";
-    case SettingKind::kFraction: return "fraction";
-    case SettingKind::kSwitch: return "switch";
-    case SettingKind::kChoice: return "choice";
-    case SettingKind::kCount: return "count";
-    case SettingKind::kTag: return "tag";
-    case SettingKind::kFolder: return "folder";
-    case SettingKind::kFile: return "file";
-  }
-  return "";
+  constexpr const char* kNames[] = {"size", "fraction", "switch", "choice", "count", "tag", "folder", "file"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 const char* variable_text(Setting setting) noexcept {
@@ -84,12 +68,10 @@ std::string variable_problem(Setting setting) {
 std::optional<std::string> read_variable(Setting setting) {
   const char* text = variable_text(setting);
   if (text == nullptr) return std::nullopt;
-  try {
-    return check_setting(facts_of(setting), text, facts_of(setting).variable);
-  } catch (const InvalidArgument& error) {
-    say(setting, error.what());
-    return std::nullopt;
-  }
+  const std::string problem = variable_problem(setting);
+  if (problem.empty()) return check_setting(facts_of(setting), text, "");
+  if (!set_said(setting)) log_line(LogLevel::kError, {problem, "; it is ignored"});
+  return std::nullopt;
 }
 
 std::optional<uint64_t> read_number(Setting setting) {

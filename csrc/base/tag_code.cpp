@@ -1,11 +1,10 @@
 #include "base/tag_code.h"
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cstdint>
-#include <memory>
 
+#include "base/growing_list.h"
 #include "base/tag.h"
 #include "base/text.h"
 
@@ -14,41 +13,19 @@ namespace {
 
 constexpr char kEscape = '%';
 constexpr std::string_view kCutMark = "%~";
-constexpr size_t kLongestCharacter = 4;
 
-// The strings whose tags were cut. A list that only grows, without a lock, so that a fork at any moment is harmless.
-// Leaked on purpose.
 struct CutTag {
   std::string tag, text;
-  const CutTag* next = nullptr;
 };
-constinit std::atomic<const CutTag*> cut_tags{nullptr};
+constinit GrowingList<CutTag> cut_tags;
 
 const CutTag* find_cut(std::string_view tag) noexcept {
-  const CutTag* entry = cut_tags.load(std::memory_order_acquire);
-  while (entry != nullptr && entry->tag != tag) entry = entry->next;
-  return entry;
-}
-
-void keep_cut(const std::string& tag, std::string_view text) {
-  if (find_cut(tag) != nullptr) return;
-  auto entry = std::make_unique<CutTag>(CutTag{tag, std::string(text)});
-  entry->next = cut_tags.load(std::memory_order_relaxed);
-  while (!cut_tags.compare_exchange_weak(entry->next, entry.get(), std::memory_order_release)) continue;
-  [[maybe_unused]] const auto* const in_the_list = entry.release();
+  return cut_tags.find([&](const CutTag& each) { return each.tag == tag; });
 }
 
 void append_hex(std::string& to, uint64_t value, int digit_count) {
   constexpr std::string_view kDigits = "0123456789ABCDEF";
   while (digit_count-- > 0) to += kDigits[(value >> (4 * digit_count)) & 0xF];
-}
-
-// The bytes of the character at the beginning of text; 0 where it begins with no well-formed one.
-size_t first_character_bytes(std::string_view text) {
-  for (size_t size = 1; size <= std::min(text.size(), kLongestCharacter); ++size) {
-    if (is_utf8(text.substr(0, size))) return size;
-  }
-  return 0;
 }
 
 bool is_plain(std::string_view character, bool is_at_end) {
@@ -57,7 +34,7 @@ bool is_plain(std::string_view character, bool is_at_end) {
   return code != static_cast<char32_t>(kEscape) && is_tag_character(code) && !(code == U' ' && is_at_end);
 }
 
-// The code of the first character of what is left of text, which it takes off.
+// Takes the first character off the text, and returns its code.
 std::string take_code(std::string_view& text, bool is_first) {
   const size_t size = first_character_bytes(text);
   const std::string_view taken = text.substr(0, std::max<size_t>(size, 1));
@@ -90,7 +67,7 @@ std::string cut(std::string_view text) {
     tag += code;
   }
   tag.erase(tag.find_last_not_of(' ') + 1);
-  keep_cut(tag, text);
+  if (find_cut(tag) == nullptr) cut_tags.add({tag, std::string(text)});
   return tag;
 }
 

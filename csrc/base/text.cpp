@@ -29,18 +29,20 @@ bool is_second_allowed(unsigned char lead, unsigned char second) {
 
 }  // namespace
 
-bool is_utf8(std::string_view text) {
-  for (size_t at = 0; at < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const size_t bytes = character_bytes(lead);
-    if (bytes == 0 || bytes > text.size() - at) return false;
-    for (size_t next = 1; next < bytes; ++next) {
-      if (!is_continuation(text[at + next])) return false;
-    }
-    if (bytes > 1 && !is_second_allowed(lead, static_cast<unsigned char>(text[at + 1]))) return false;
-    at += bytes;
+size_t first_character_bytes(std::string_view text) noexcept {
+  if (text.empty()) return 0;
+  const auto lead = static_cast<unsigned char>(text.front());
+  const size_t bytes = character_bytes(lead);
+  if (bytes > text.size() || (bytes > 1 && !is_second_allowed(lead, static_cast<unsigned char>(text[1])))) return 0;
+  for (size_t next = 1; next < bytes; ++next) {
+    if (!is_continuation(text[next])) return 0;
   }
-  return true;
+  return bytes;
+}
+
+bool is_utf8(std::string_view text) {
+  while (const size_t bytes = first_character_bytes(text)) text.remove_prefix(bytes);
+  return text.empty();
 }
 
 std::string_view cut_utf8(std::string_view text, size_t max_bytes) noexcept {

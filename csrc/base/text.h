@@ -6,6 +6,9 @@
 
 namespace ebbtide {
 
+// The bytes of the character of UTF-8 at the beginning of text; 0 where it begins with no well-formed one.
+size_t first_character_bytes(std::string_view text) noexcept;
+
 // Well-formed UTF-8: no stray or missing continuation, no overlong form, no surrogate, nothing beyond U+10FFFF.
 bool is_utf8(std::string_view text);
 

@@ -9,6 +9,7 @@
 
 #include "api/ebbtide.h"
 #include "api/ebbtide_settings.h"
+#include "base/growing_list.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "compat/variables.h"
@@ -19,12 +20,11 @@ namespace {
 enum class Choice { kVariable, kKeep, kDrop };
 constinit std::atomic<Choice> retain_choice{Choice::kVariable};
 
-// Never freed, since other threads may read any of them: so each knows the one before.
-struct ChosenDirectory {
-  std::string path;  // absolute
-  const ChosenDirectory* before;
-};
-constinit std::atomic<const ChosenDirectory*> chosen_directory{nullptr};
+constinit GrowingList<std::string> chosen_directories;  // absolute; the newest one is in force
+
+const std::string* chosen_directory() noexcept {
+  return chosen_directories.find([](const std::string&) { return true; });
+}
 
 // Whether it was taken. If not, a line says why.
 bool configure(const char* call, const char* setting, const char* value) noexcept {
@@ -39,7 +39,7 @@ void make_folder(const std::string& path) noexcept {
     std::error_code ignored;
     std::filesystem::create_directories(path, ignored);
   } catch (...) {
-    // No memory for the path: who uses it says that there is no folder.
+    // No memory for the path: its use reports that there is no folder.
   }
 }
 
@@ -56,9 +56,7 @@ void choose_directory(const char* call, const char* directory) noexcept {
     const std::string full = std::filesystem::absolute(directory, ignored).string();
     make_folder(full);
     if (!configure(call, "disk_directory", directory)) return;
-    auto* const chosen = new ChosenDirectory{full.empty() ? directory : full, chosen_directory.load()};
-    while (!chosen_directory.compare_exchange_weak(chosen->before, chosen)) {
-    }
+    chosen_directories.add(full.empty() ? directory : full);
   } catch (...) {
     // No memory for the path: the folder is not made again should it vanish.
   }
@@ -72,20 +70,20 @@ bool retains() noexcept {
 }
 
 void use_disk_directory() noexcept {
-  if (chosen_directory.load() != nullptr) return;
+  if (chosen_directory() != nullptr) return;
   const char* const directory = variables().disk_directory;
   if (directory != nullptr) return choose_directory("TMS_DISK_BACKUP_DIR", directory);
   name_files("tms_set_enable_disk_backup");
 }
 
 void remake_disk_directory() noexcept {
-  const ChosenDirectory* const chosen = chosen_directory.load();
+  const std::string* const chosen = chosen_directory();
   char in_force[PATH_MAX];
   if (chosen == nullptr ||
       ebbtide_get_setting("disk_directory", in_force, sizeof in_force, nullptr, nullptr) != EBBTIDE_OK ||
-      chosen->path != in_force)
+      *chosen != in_force)
     return;
-  make_folder(chosen->path);
+  make_folder(*chosen);
 }
 
 }  // namespace ebbtide::compat

@@ -6,7 +6,8 @@
 #include "compat/names.h"
 
 // pause and resume of torch_memory_saver. Where that ends the process, these return a code and write a line to stderr;
-// what is empty, unknown or already as wanted is success. They know nothing of torch's caches: saver.pause does.
+// an empty or unknown tag, or one that is already as wanted, is a success. They know nothing of torch's caches:
+// saver.pause does.
 using namespace ebbtide;
 
 namespace {

@@ -63,7 +63,7 @@ Variables read() {
     std::error_code ignored;
     const std::string full = std::filesystem::absolute(directory, ignored).string();
     read.disk_directory = ::strdup(full.empty() ? std::string(directory).c_str() : full.c_str());
-    // As torch_memory_saver makes it. What is wrong with it is said where it is checked.
+    // As torch_memory_saver makes it. Its faults are reported where it is checked.
     std::filesystem::create_directories(read.disk_directory, ignored);
   }
   return read;

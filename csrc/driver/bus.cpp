@@ -20,20 +20,12 @@ std::optional<double> read_number(const std::string& path) {
   return number;
 }
 
-std::optional<int> try_attribute(int device, CUdevice_attribute which) {
-  CUdevice handle = 0;
-  int value = 0;
-  if (driver().cuDeviceGet(&handle, device) != CUDA_SUCCESS) return std::nullopt;
-  if (driver().cuDeviceGetAttribute(&value, which, handle) != CUDA_SUCCESS) return std::nullopt;
-  return value;
-}
-
 }  // namespace
 
 std::optional<uint64_t> expected_read_rate(int device, const std::string& pci_devices) {
-  const auto domain = try_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
-  const auto bus = try_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
-  const auto slot = try_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
+  const auto domain = find_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID);
+  const auto bus = find_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID);
+  const auto slot = find_attribute(device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID);
   if (!domain || !bus || !slot) return std::nullopt;
   char name[32];
   std::snprintf(name, sizeof name, "/%04x:%02x:%02x.0/", static_cast<unsigned>(*domain), static_cast<unsigned>(*bus),

@@ -11,46 +11,42 @@ namespace {
 
 thread_local int relaxed_count = 0;
 
-struct Contexts {
-  std::mutex mutex;
-  std::atomic<CUcontext> primary[kMaxDevices]{};
-  std::atomic<int> device_count{-1};  // not asked yet
-};
-Contexts& contexts() {
-  static Contexts* const instance = new Contexts;
-  return *instance;
-}
+constinit std::mutex retaining;
+constinit std::atomic<CUcontext> primary_contexts[kMaxDevices]{};
+constinit std::atomic<int> last_count{-1};  // not asked yet
 
 }  // namespace
+
+size_t device_index(int device) {
+  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
+  return static_cast<size_t>(device);
+}
 
 int device_count() {
   int count = 0;
   check(driver().cuDeviceGetCount(&count), "cuDeviceGetCount");
-  contexts().device_count.store(count, std::memory_order_relaxed);
+  last_count.store(count, std::memory_order_relaxed);
   return count;
 }
 
 int known_device_count() {
-  const int count = contexts().device_count.load(std::memory_order_relaxed);
+  const int count = last_count.load(std::memory_order_relaxed);
   return count >= 0 ? count : device_count();
 }
 
 CUcontext primary_context(int device) {
   const Driver& table = driver();
-  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
-  std::atomic<CUcontext>& slot = contexts().primary[device];
+  std::atomic<CUcontext>& slot = primary_contexts[device_index(device)];
   if (CUcontext context = slot.load(std::memory_order_acquire)) return context;
-  const std::lock_guard lock(contexts().mutex);
+  const std::lock_guard lock(retaining);
   if (CUcontext context = slot.load()) return context;
   const int count = device_count();
   if (device >= count) {
     throw InvalidArgument("there is no device " + std::to_string(device) + ": this process sees " +
                           std::to_string(count));
   }
-  CUdevice handle = 0;
-  check(table.cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
   CUcontext context = nullptr;
-  check(table.cuDevicePrimaryCtxRetain(&context, handle), "cuDevicePrimaryCtxRetain",
+  check(table.cuDevicePrimaryCtxRetain(&context, device_handle(device)), "cuDevicePrimaryCtxRetain",
         "device=" + std::to_string(device));
   slot.store(context, std::memory_order_release);
   return context;
@@ -68,7 +64,7 @@ ContextScope::ContextScope(int device) {
 ContextScope::~ContextScope() {
   if (!has_changed_) return;
   const CUresult result = driver().cuCtxSetCurrent(previous_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED) {
+  if (!is_undone(result)) {
     log_line(LogLevel::kWarning,
              {"cuCtxSetCurrent failed with ", result_name(result), " on the way back to the caller's context"});
   }

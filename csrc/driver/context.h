@@ -5,6 +5,8 @@
 namespace ebbtide {
 
 inline constexpr int kMaxDevices = 128;
+// Throws InvalidArgument for what can't be a device's ordinal.
+size_t device_index(int device);
 
 // The primary context of a device, which torch and cudart use too. It is retained once for each device and process, and
 // never released.

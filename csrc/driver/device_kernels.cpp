@@ -1,5 +1,6 @@
 #include "driver/device_kernels.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
@@ -52,12 +53,13 @@ CUfunction function_of(CUmodule module, const char* entry) {
 void unload(CUmodule module) noexcept {
   const Driver& table = *driver_if_loaded();
   const CUresult result = table.cuModuleUnload != nullptr ? table.cuModuleUnload(module) : CUDA_SUCCESS;
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
-    log_line(LogLevel::kInfo, {"cuModuleUnload failed with ", result_name(result)});
+  if (!is_undone(result)) log_line(LogLevel::kInfo, {"cuModuleUnload failed with ", result_name(result)});
 }
 
-void launch(CUfunction function, const char* entry, CUstream stream, uint32_t grid, void** parameters,
+// With a grid of at least one, for a launch with nothing to do.
+void launch(CUfunction function, const char* entry, CUstream stream, uint32_t count, void** parameters,
             uint32_t rows = 1) {
+  const uint32_t grid = std::max(count, 1u);
   check(driver().cuLaunchKernel(function, grid, rows, 1, kernels::kThreads, 1, 1, 0, stream, parameters, nullptr),
         "cuLaunchKernel", std::string("function=") + entry + ", grid=" + std::to_string(grid));
 }
@@ -66,8 +68,7 @@ void launch(CUfunction function, const char* entry, CUstream stream, uint32_t gr
 
 DeviceKernels::Slot& DeviceKernels::slot_of(int device) {
   static Slot* const slots = new Slot[kMaxDevices];
-  if (device < 0 || device >= kMaxDevices) throw InvalidArgument("there is no device " + std::to_string(device));
-  return slots[device];
+  return slots[device_index(device)];
 }
 
 const DeviceKernels* DeviceKernels::load(Slot& slot, int device) {
@@ -116,24 +117,12 @@ const DeviceKernels* DeviceKernels::of(int device) noexcept try {
 }
 
 void DeviceKernels::digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
-                           kernels::Digest seed, uint32_t count) const {
-  launch_digest(stream, addresses, reports, seed, count, 1);
-}
-
-void DeviceKernels::digest_sections(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
-                                    kernels::Digest seed, uint32_t count) const {
-  launch_digest(stream, addresses, reports, seed, count, kernels::kSections);
-}
-
-void DeviceKernels::launch_digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports,
-                                  kernels::Digest seed, uint32_t count, uint32_t sections) const {
-  if (count == 0) return;
+                           kernels::Digest seed, uint32_t count, uint32_t sections) const {
   void* parameters[] = {static_cast<void*>(&addresses), static_cast<void*>(&reports), &seed.low, &seed.high, &count};
   launch(digest_, kernels::kDigestEntry, stream, count, parameters, sections);
 }
 
 void DeviceKernels::fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const {
-  if (count == 0) return;
   void* parameters[] = {static_cast<void*>(&fills), &count};
   launch(fill_, kernels::kFillEntry, stream, count, parameters);
 }
@@ -153,13 +142,8 @@ void DeviceKernels::deliver(CUstream stream, const kernels::Piece* pieces, const
 // for the first time while streams wait for another one, so each function is launched here.
 void DeviceKernels::launch_with_nothing() const {
   const Stream stream = Stream::create();
-  const void* nothing = nullptr;
-  uint64_t zero = 0;
-  uint32_t count = 0;
-  void* digest[] = {static_cast<void*>(&nothing), static_cast<void*>(&nothing), &zero, &zero, &count};
-  launch(digest_, kernels::kDigestEntry, stream.get(), 1, digest);
-  void* fill[] = {static_cast<void*>(&nothing), &count};
-  launch(fill_, kernels::kFillEntry, stream.get(), 1, fill);
+  digest(stream.get(), nullptr, nullptr, {}, 0);
+  fill(stream.get(), nullptr, 0);
   deliver(stream.get(), nullptr, nullptr, nullptr, 0, 1, 0);
   stream.synchronize();
 }

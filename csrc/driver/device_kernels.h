@@ -18,11 +18,11 @@ class DeviceKernels {
 
   // These queue a kernel over count blocks and return. The device's primary context is current. The arrays lie in
   // memory that the device can access (pinned) and do not change until the kernel has run. Throw DriverError.
+  //
+  // sections: CTAs for each block, and reports of each: one, or kernels::kSections for blocks that are too few to
+  // occupy the device.
   void digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
-              uint32_t count) const;
-  // With a CTA for each section, for blocks that are too few to occupy the device: kernels::kSections reports a block.
-  void digest_sections(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
-                       uint32_t count) const;
+              uint32_t count, uint32_t sections = 1) const;
   void fill(CUstream stream, const kernels::BlockFill* fills, uint32_t count) const;
   // kernels::kLanes x lane_slots contiguous slots; board has kernels::kBoardWords words.
   void deliver(CUstream stream, const kernels::Piece* pieces, const std::byte* slots, uint32_t* board,
@@ -38,8 +38,6 @@ class DeviceKernels {
   DeviceKernels(CUfunction digest, CUfunction fill, CUfunction deliver)
       : digest_(digest), fill_(fill), deliver_(deliver) {}
   void launch_with_nothing() const;
-  void launch_digest(CUstream stream, const uint64_t* addresses, kernels::BlockReport* reports, kernels::Digest seed,
-                     uint32_t count, uint32_t sections) const;
 
   CUfunction digest_;
   CUfunction fill_;

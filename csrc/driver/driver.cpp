@@ -15,17 +15,10 @@
 namespace ebbtide {
 namespace {
 
-// Leaked on purpose: frees may arrive after static destructors have run.
-struct Loader {
-  std::mutex mutex;
-  std::atomic<DriverKind> kind{
-      DriverKind::kNone};  // written under the mutex; read without it, which may be held for as long as a driver starts
-  std::atomic<const Driver*> loaded{nullptr};
-};
-Loader& loader() {
-  static Loader* const instance = new Loader;
-  return *instance;
-}
+constinit std::mutex choosing;
+// Written under the mutex; read without it, which may be held for as long as a driver starts.
+constinit std::atomic<DriverKind> kind_in_use{DriverKind::kNone};
+constinit std::atomic<const Driver*> loaded_driver{nullptr};
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
 
@@ -121,24 +114,19 @@ DriverKind kind_from_name(const char* name) {
 
 void use_driver(const char* name) {
   const DriverKind kind = kind_from_name(name);
-  Loader& state = loader();
-  const std::lock_guard lock(state.mutex);
-  if (state.loaded.load() != nullptr && state.kind != kind) {
+  const std::lock_guard lock(choosing);
+  if (loaded_driver.load() != nullptr && kind_in_use != kind) {
     throw StateError(std::string("the driver of this process is already ") +
-                     (state.kind == DriverKind::kCuda ? "cuda" : "sim") + ": set EBBTIDE_DRIVER before the first use");
+                     (kind_in_use == DriverKind::kCuda ? "cuda" : "sim") + ": set EBBTIDE_DRIVER before the first use");
   }
-  state.kind = kind;
+  kind_in_use = kind;
 }
 
-DriverKind driver_kind() noexcept { return loader().kind.load(); }
+DriverKind driver_kind() noexcept { return kind_in_use.load(); }
 
 const char* driver_name() noexcept {
-  switch (driver_kind()) {
-    case DriverKind::kCuda: return "cuda";
-    case DriverKind::kSim: return "sim";
-    case DriverKind::kNone: break;
-  }
-  return "";
+  constexpr const char* kNames[] = {"", "cuda", "sim"};
+  return kNames[static_cast<size_t>(driver_kind())];
 }
 
 bool is_driver_simulated() noexcept {
@@ -147,28 +135,40 @@ bool is_driver_simulated() noexcept {
   return library != nullptr && ::dlsym(library, "ebbtide_sim_reset") != nullptr;
 }
 
-const Driver* driver_if_loaded() noexcept { return loader().loaded.load(std::memory_order_acquire); }
+const Driver* driver_if_loaded() noexcept { return loaded_driver.load(std::memory_order_acquire); }
 
 const Driver& driver() {
-  Loader& state = loader();
-  if (const Driver* table = state.loaded.load(std::memory_order_acquire)) return *table;
-  const std::lock_guard lock(state.mutex);
-  if (const Driver* table = state.loaded.load()) return *table;
+  if (const Driver* table = loaded_driver.load(std::memory_order_acquire)) return *table;
+  const std::lock_guard lock(choosing);
+  if (const Driver* table = loaded_driver.load()) return *table;
   // No driver was chosen explicitly, and a caller that wants a device does not expect an error about a variable. So
   // that goes to stderr.
-  if (state.kind == DriverKind::kNone) state.kind = kind_from_choice(read_variable(Setting::kDriver).value_or("auto"));
-  const Driver* table = load(state.kind);
-  state.loaded.store(table, std::memory_order_release);
+  if (kind_in_use == DriverKind::kNone)
+    kind_in_use = kind_from_choice(read_variable(Setting::kDriver).value_or("auto"));
+  const Driver* table = load(kind_in_use);
+  loaded_driver.store(table, std::memory_order_release);
   return *table;
 }
 
-int device_attribute(int device, CUdevice_attribute which) {
+CUdevice device_handle(int device) {
   CUdevice handle = 0;
   check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
+  return handle;
+}
+
+int device_attribute(int device, CUdevice_attribute which) {
   int value = 0;
-  check(driver().cuDeviceGetAttribute(&value, which, handle), "cuDeviceGetAttribute",
+  check(driver().cuDeviceGetAttribute(&value, which, device_handle(device)), "cuDeviceGetAttribute",
         "attribute=" + std::to_string(which));
   return value;
+}
+
+std::optional<int> find_attribute(int device, CUdevice_attribute which) {
+  try {
+    return device_attribute(device, which);
+  } catch (const DriverError&) {
+    return std::nullopt;
+  }
 }
 
 const char* result_name(CUresult result) noexcept {

@@ -2,6 +2,7 @@
 
 #include <cuda.h>
 
+#include <optional>
 #include <string>
 
 // The table of driver functions. Nothing here links libcuda: it is opened at first use, under the name that use_driver
@@ -40,8 +41,14 @@ const Driver* driver_if_loaded() noexcept;
 inline void check(CUresult result, const char* call, const std::string& arguments = "") {
   if (result != CUDA_SUCCESS) throw_driver_error(call, result, arguments);
 }
-// Throws DriverError.
+// Throw DriverError.
+CUdevice device_handle(int device);
 int device_attribute(int device, CUdevice_attribute which);
+// Empty where the driver knows no such device, or not the attribute: then it lacks the capability.
+std::optional<int> find_attribute(int device, CUdevice_attribute which);
+// Whether nothing is left to give back after this result of a call that undoes another one: the driver's end undoes
+// all.
+inline bool is_undone(CUresult result) noexcept { return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED; }
 // "CUDA_ERROR_OUT_OF_MEMORY"; needs no memory.
 const char* result_name(CUresult result) noexcept;
 

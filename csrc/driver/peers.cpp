@@ -1,29 +1,17 @@
 #include "driver/peers.h"
 
 #include <atomic>
-#include <cstdint>
 #include <optional>
 
 namespace ebbtide {
 namespace {
 
-constexpr signed char kNotAsked = 0;
-constexpr signed char kNo = 1;
-constexpr signed char kYes = 2;
-
-// Indexed by the accessing device and the accessed one.
-std::atomic<signed char> answers[kMaxDevices][kMaxDevices]{};
-
-// The driver's handles, and 1: 0 is not asked.
-std::atomic<int64_t> handles[kMaxDevices]{};
+// Indexed by the accessing device and the accessed one: 0 not asked, 1 no, 2 yes.
+constinit std::atomic<signed char> answers[kMaxDevices][kMaxDevices]{};
 
 std::optional<CUdevice> handle_of(const Driver& table, int device) noexcept {
-  std::atomic<int64_t>& slot = handles[device];
-  if (const int64_t known = slot.load(std::memory_order_relaxed)) return static_cast<CUdevice>(known - 1);
   CUdevice handle = 0;
-  if (table.cuDeviceGet(&handle, device) != CUDA_SUCCESS) return std::nullopt;
-  slot.store(int64_t{handle} + 1, std::memory_order_relaxed);
-  return handle;
+  return table.cuDeviceGet(&handle, device) == CUDA_SUCCESS ? std::optional(handle) : std::nullopt;
 }
 
 int peer_count(const Driver* table) noexcept {
@@ -46,13 +34,13 @@ bool is_live(const Driver& table, int device) noexcept {
 
 bool reaches(const Driver& table, int device, int peer) noexcept {
   std::atomic<signed char>& answer = answers[device][peer];
-  if (const signed char known = answer.load(std::memory_order_relaxed); known != kNotAsked) return known == kYes;
+  if (const signed char known = answer.load(std::memory_order_relaxed)) return known == 2;
   const auto from = handle_of(table, device);
   const auto to = handle_of(table, peer);
   int can = 0;
   // Without an answer cuMemSetAccess has the last word.
   if (!from || !to || table.cuDeviceCanAccessPeer(&can, *from, *to) != CUDA_SUCCESS) return true;
-  answer.store(can != 0 ? kYes : kNo, std::memory_order_relaxed);
+  answer.store(can != 0 ? 2 : 1, std::memory_order_relaxed);
   return can != 0;
 }
 
@@ -79,7 +67,7 @@ DeviceSet peers_of(int device, const DeviceSet& devices) noexcept {
 
 void forget_peers() noexcept {
   for (auto& row : answers) {
-    for (auto& answer : row) answer.store(kNotAsked);
+    for (auto& answer : row) answer.store(0);
   }
 }
 

@@ -1,52 +1,52 @@
 #pragma once
 
-#include <utility>
-
+#include "base/owner.h"
 #include "driver/driver.h"
 
 namespace ebbtide {
 
+// Streams and events hold no memory of the caller: one that can't be destroyed is reported and lost.
+void report_if_lost(CUresult result) noexcept;
+
+template <typename Handle, auto kDestroy>
+struct QueueObject {
+  Handle handle = nullptr;
+  explicit operator bool() const { return handle != nullptr; }
+  void undo() const noexcept { report_if_lost((driver_if_loaded()->*kDestroy)(handle)); }
+};
+
 class Event;
 
 // Owns a non-blocking stream of the context that is current when it is made. Destroying it does not wait.
-class Stream {
+class Stream : public Owner<QueueObject<CUstream, &Driver::cuStreamDestroy>> {
  public:
   static Stream create();
   // Its kernels go before those of other streams, where the driver has priorities.
   static Stream create_first();
-  Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Stream& operator=(Stream&&) = delete;
-  ~Stream();
-  CUstream get() const { return handle_; }
-  void synchronize() const { check(driver().cuStreamSynchronize(handle_), "cuStreamSynchronize"); }
+  CUstream get() const { return object_.handle; }
+  void synchronize() const { check(driver().cuStreamSynchronize(get()), "cuStreamSynchronize"); }
   // What is queued from now on begins after the event as it was recorded last. Needs cuStreamWaitEvent, which is
   // optional.
   void wait_for(const Event& event) const;
 
  private:
-  explicit Stream(CUstream handle) : handle_(handle) {}
-  CUstream handle_;
+  using Owner::Owner;
 };
 
 // Owns an event.
-class Event {
+class Event : public Owner<QueueObject<CUevent, &Driver::cuEventDestroy>> {
  public:
-  static Event create();  // without timing, which is faster
-  static Event create_timed();
-  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Event& operator=(Event&&) = delete;
-  ~Event();
-  CUevent get() const { return handle_; }
+  static Event create(unsigned flags = CU_EVENT_DISABLE_TIMING);  // without timing, which is faster
+  static Event create_timed() { return create(CU_EVENT_DEFAULT); }
+  CUevent get() const { return object_.handle; }
   void record(const Stream& stream) const { record(stream.get()); }
-  void record(CUstream stream) const { check(driver().cuEventRecord(handle_, stream), "cuEventRecord"); }
-  void synchronize() const { check(driver().cuEventSynchronize(handle_), "cuEventSynchronize"); }
+  void record(CUstream stream) const { check(driver().cuEventRecord(get(), stream), "cuEventRecord"); }
+  void synchronize() const { check(driver().cuEventSynchronize(get()), "cuEventSynchronize"); }
   // Between the last records of two timed events that have been reached; 0 where the driver does not tell.
   double seconds_since(const Event& begin) const noexcept;
 
  private:
-  explicit Event(CUevent handle) : handle_(handle) {}
-  static Event create(unsigned flags);
-  CUevent handle_;
+  using Owner::Owner;
 };
 
 }  // namespace ebbtide

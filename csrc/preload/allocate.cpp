@@ -13,13 +13,15 @@
 #include "core/allocate/flush_first.h"
 #include "core/allocate/room.h"
 #include "core/state/shortage.h"
-#include "driver/context.h"
+#include "driver/bus.h"
 #include "policy/placement.h"
 #include "preload/caller.h"
 #include "preload/managed_memory.h"
+#include "preload/memory_map.h"
 #include "preload/placed_memory.h"
 #include "preload/resolver.h"
 #include "preload/settings.h"
+#include "vmm/host_location.h"
 
 namespace ebbtide::preload {
 namespace {
@@ -64,23 +66,7 @@ bool takes_room_of_small(const Request& request) {
   }
 }
 
-}  // namespace
-
-int current_device() noexcept {
-  const auto get_device = real<&cuCtxGetDevice>();
-  CUdevice device = -1;
-  return get_device != nullptr && get_device(&device) == CUDA_SUCCESS ? device : -1;
-}
-
-bool is_capturing(CUstream stream) noexcept {
-  const auto ask = real<&cuStreamIsCapturing>();
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (ask == nullptr) return false;
-  const CUresult result = ask(stream, &status);
-  return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
-         (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
-}
-
+// The policy that the calling thread's allocation gets, by that of the thread, that of the program, and the caller.
 std::optional<ThreadPolicy> choose_tag() {
   ThreadPolicy policy = thread_policy();
   if (policy.tagging == Tagging::kUnset) policy = settings().program;
@@ -89,6 +75,7 @@ std::optional<ThreadPolicy> choose_tag() {
   return is_tagged ? std::optional(policy) : std::nullopt;
 }
 
+// Whether torch makes the call, and large model support makes room for it where memory is short.
 bool is_left_to_lms() {
   const Core* const core = Core::instance_if_made();
   return core != nullptr && core->rules.leaves_torch_to_lms.load() && is_called_by_torch();
@@ -97,8 +84,7 @@ bool is_left_to_lms() {
 bool must_place(const Request& request) {
   fill_host_pool(request.device);
   if (request.tagged_as) return true;
-  if (request.is_left_to_lms) return false;
-  if (request.size_bytes < kLargeUnit) return false;
+  if (request.is_left_to_lms || request.size_bytes < kLargeUnit) return false;
   Core& core = Core::instance();
   switch (settings().on_shortage) {
     case OnShortage::kManaged:
@@ -116,18 +102,17 @@ bool must_place(const Request& request) {
   return false;
 }
 
-void note_full(const Request& request) noexcept {
-  if (!policy::is_small(request.size_bytes)) are_full[static_cast<size_t>(request.device)].store(true);
-}
-
+// The bytes of the device limit that a request that may overflow leaves to small ones.
 uint64_t spared_for_small(const Request& request) {
-  if (request.is_left_to_lms) return 0;
-  if (settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes)) return 0;
+  if (request.is_left_to_lms || settings().on_shortage == OnShortage::kFail || policy::is_small(request.size_bytes))
+    return 0;
   const Core& core = Core::instance();
   const uint64_t limit_bytes = core.budgets.device.own_limit_bytes();
   return limit_bytes == kUnlimited ? 0 : core.rules.overflow.room_for_small(limit_bytes);
 }
 
+// As in the core, for memory that it places (Policy::flushes_first): torch is refused once, frees its cache, and asks
+// again.
 bool must_flush_first(const Request& request) {
   static thread_local constinit FlushFirst flush_first;
   const FlushFirst::Call call{nullptr, request.device, request.size_bytes};
@@ -136,16 +121,8 @@ bool must_flush_first(const Request& request) {
   return true;
 }
 
-// Deferred frees count until they are done, so they are retried before the program is refused.
-HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
-  Core& core = Core::instance();
-  const bool may_give_back = !is_capture_visible(device, nullptr);
-  if (may_give_back) give_back_caches(core);
-  LastResort last_resort(core, may_give_back);
-  return retry_when_short(last_resort, [&] { return core.budgets.host.charge_outside_cgroups(size_bytes, purpose); });
-}
-
-CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
+// Empty if the device limit does not allow it, or would have less than spared_bytes left.
+CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes = 0) {
   try {
     DeviceBudget& budget = Core::instance().budgets.device;
     return CountedMemory::make_entry(budget.charge_provisionally(request.device, taken_bytes(request.size_bytes),
@@ -155,11 +132,14 @@ CountedMemory::Entry charge(const Request& request, uint64_t spared_bytes) {
   }
 }
 
+// Records what the driver has given for a charge.
 void keep_counted(CountedMemory& memory, uint64_t key, CountedMemory::Entry entry, const Request& request) noexcept {
+  if (&memory == &records().addresses) forget_managed(key);
   memory.keep(key, std::move(entry));
   Core::instance().budgets.device.note_peak(request.device);
 }
 
+// None if the device would have less than device_margin left. Held until the driver has answered.
 std::optional<DeviceMargin::Hold> keep_margin(const Request& request) {
   try {
     return Core::instance().budgets.device_margin.require_room(request.device, taken_bytes(request.size_bytes));
@@ -170,6 +150,7 @@ std::optional<DeviceMargin::Hold> keep_margin(const Request& request) {
   }
 }
 
+// Out of memory, with a line on stderr.
 CUresult refuse(const Request& request) {
   static constinit LogThrottle throttle;
   if (!throttle.allows()) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -190,6 +171,19 @@ CUresult refuse(const Request& request) {
   log_line(LogLevel::kError, {message});
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
+
+// The program's own properties, except those that only device memory has.
+CUmemAllocationProp on_host(CUmemAllocationProp properties, const HostLocation& location) {
+  properties.location = location.where;
+  properties.allocFlags.gpuDirectRDMACapable = 0;
+  properties.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;
+  return properties;
+}
+
+struct Overflowed {
+  CUresult result = CUDA_SUCCESS;
+  bool is_host_full = false;  // the host is full, though the device may have room in its reserve or for small requests
+};
 
 Overflowed overflow(const Request& request, CUdeviceptr* address) {
   if (request.is_left_to_lms) return {CUDA_ERROR_OUT_OF_MEMORY};
@@ -215,13 +209,134 @@ Overflowed overflow(const Request& request, CUdeviceptr* address) {
   }
   if (on_shortage != OnShortage::kManaged) return {refuse(request)};
   if (must_flush_first(request)) return {CUDA_ERROR_OUT_OF_MEMORY};
+  return {allocate_managed(request.device, request.size_bytes, address)};
+}
+
+Overflowed create_on_host(const Request& request, const CUmemAllocationProp& properties,
+                          CUmemGenericAllocationHandle* handle) {
+  if (request.is_left_to_lms) return {CUDA_ERROR_OUT_OF_MEMORY};
+  if (settings().on_shortage == OnShortage::kFail) return {refuse(request)};
+  if (must_flush_first(request)) return {CUDA_ERROR_OUT_OF_MEMORY};
+  const auto location = host_location(request.device);
+  if (!location) return {refuse(request), true};
+  auto& handles = records().host_handles;
+  auto entry = handles.make_entry(charge_host(request.device, request.size_bytes, "memory that the program maps"));
+  const CUmemAllocationProp host_properties = on_host(properties, *location);
+  if (real<&cuMemCreate>()(handle, request.size_bytes, &host_properties, 0) != CUDA_SUCCESS)
+    return {refuse(request), true};
+  handles.keep(*handle, std::move(entry));
+  note_spill(request.device, request.size_bytes, [&] {
+    return "all " + format_bytes(request.size_bytes) + " of a " + request.call + " lie in " + describe(*location) +
+           ", which the device " + describe_reads(request.device);
+  });
+  return {CUDA_SUCCESS};
+}
+
+// The driver's own memory, as far as the device limit allows.
+CUresult take_counted(const Request& request, CountedMemory& memory, unsigned long long* key, uint64_t spared_bytes,
+                      const Native& native) {
+  auto entry = charge(request, spared_bytes);
+  if (entry.empty()) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto margin = keep_margin(request);
+  if (!margin) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = native();
+  margin.reset();
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && !policy::is_small(request.size_bytes))
+    are_full[static_cast<size_t>(request.device)].store(true);
+  if (result == CUDA_SUCCESS) keep_counted(memory, *key, std::move(entry), request);
+  return result;
+}
+
+// The driver's own memory, unless it must be placed, else what overflow() finds.
+template <typename Overflow>
+CUresult serve(const Request& request, CountedMemory& memory, unsigned long long* key, bool is_placed,
+               uint64_t spared_bytes, const Native& native, const Overflow& overflow) {
+  if (!is_placed) {
+    const CUresult result = take_counted(request, memory, key, spared_bytes, native);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
+  }
+  Overflowed done;
   try {
-    return {allocate_managed(request.device, request.size_bytes, address)};
+    done = overflow();
   } catch (const StoreError& error) {
     static constinit LogThrottle throttle;
     if (throttle.allows()) log_line(LogLevel::kError, {request.call, ": ", error.what()});
-    return {CUDA_ERROR_OUT_OF_MEMORY, !request.tagged_as};
+    done = {CUDA_ERROR_OUT_OF_MEMORY, !request.tagged_as};
   }
+  // What was to spare the device: the driver was not asked yet, or the limit not for all that it has.
+  const bool is_spared = is_placed || spared_bytes > 0;
+  return is_spared && done.is_host_full ? take_counted(request, memory, key, 0, native) : done.result;
+}
+
+}  // namespace
+
+int current_device() noexcept {
+  const auto get_device = real<&cuCtxGetDevice>();
+  CUdevice device = -1;
+  return get_device != nullptr && get_device(&device) == CUDA_SUCCESS ? device : -1;
+}
+
+bool is_capturing(CUstream stream) noexcept {
+  const auto ask = real<&cuStreamIsCapturing>();
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (ask == nullptr) return false;
+  const CUresult result = ask(stream, &status);
+  return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+         (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+// Deferred frees count until they are done, so they are retried before the program is refused.
+HostCharge charge_host(int device, uint64_t size_bytes, const char* purpose) {
+  Core& core = Core::instance();
+  const bool may_give_back = !is_capture_visible(device, nullptr);
+  if (may_give_back) give_back_caches(core);
+  LastResort last_resort(core, may_give_back);
+  return retry_when_short(last_resort, [&] { return core.budgets.host.charge_outside_cgroups(size_bytes, purpose); });
+}
+
+void note_spill(int device, uint64_t size_bytes, const std::function<std::string()>& where) noexcept {
+  if (!Core::instance().counters.note_spill(size_bytes)) return;
+  try {
+    log_line(LogLevel::kWarning,
+             {"device ", std::to_string(device), " is full: ", where(), ". Said once; the statistics count on"});
+  } catch (const std::exception&) {
+    // No memory for the line: the program has its memory all the same.
+  }
+}
+
+CUresult allocate(Request request, CUdeviceptr* address, const Native& native) {
+  if (address == nullptr || request.size_bytes == 0 || !is_countable(request.device)) return native();
+  if (request.is_in_stream && is_capturing(request.stream)) return native();
+  request.tagged_as = choose_tag();
+  request.is_left_to_lms = !request.tagged_as && is_left_to_lms();
+  const bool is_placed = must_place(request);
+  return serve(request, records().addresses, address, is_placed, spared_for_small(request), native,
+               [&] { return overflow(request, address); });
+}
+
+CUresult create(Request request, const CUmemAllocationProp* properties, CUmemGenericAllocationHandle* handle,
+                const Native& native) {
+  const bool is_on_device = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  if (handle == nullptr || request.size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
+    return native();
+  request.device = properties->location.id;
+  request.is_left_to_lms = is_left_to_lms();
+  // The whole handle would go to the host, so one larger than the room of small ones takes precedence over them.
+  const uint64_t room_bytes = spared_for_small(request);
+  return serve(request, records().handles, handle, false, request.size_bytes <= room_bytes ? room_bytes : 0, native,
+               [&] { return create_on_host(request, *properties, handle); });
+}
+
+CUresult allocate_managed_by_driver(const Request& request, CUdeviceptr* address, const Native& native) {
+  if (address == nullptr || request.size_bytes == 0 || !is_countable(request.device)) return native();
+  auto entry = charge(request);
+  const CUresult result = native();
+  if (result != CUDA_SUCCESS) return result;
+  if (entry.empty())
+    forget_managed(*address);
+  else
+    keep_counted(records().addresses, *address, std::move(entry), request);
+  return result;
 }
 
 }  // namespace ebbtide::preload

@@ -37,8 +37,8 @@ __attribute__((visibility("hidden"))) constinit std::atomic<FindSymbol> ebbtide_
 FindSymbol next_dlsym() noexcept {
   if (const FindSymbol known = ebbtide_next_dlsym.load(std::memory_order_acquire)) return known;
   void* found = nullptr;
-  // Found by dlvsym, which nobody hooks. dlvsym skips definitions without a version, and so skips the hooks of other
-  // preloaded libraries.
+  // Found by dlvsym, which no library hooks. dlvsym skips definitions without a version, and so skips the hooks of
+  // other preloaded libraries.
   for (const char* version : kVersions) {
     if (found == nullptr) found = ::dlvsym(RTLD_NEXT, "dlsym", version);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <utility>
 
 #include "preload/resolver.h"
@@ -35,7 +36,8 @@ CUresult call_hook(Body&& body, Arguments... arguments) noexcept {
   if (function == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (!scope.may_act()) return function(arguments...);
   try {
-    return std::forward<Body>(body)([&] { return function(arguments...); });
+    const auto native = [&] { return function(arguments...); };
+    return std::forward<Body>(body)(std::cref(native));  // which fits into a Native without memory
   } catch (...) {
     return code_of_exception(kCall<kFunction>);
   }

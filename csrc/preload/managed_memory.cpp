@@ -1,6 +1,5 @@
 #include "preload/managed_memory.h"
 
-#include <array>
 #include <string>
 #include <utility>
 
@@ -10,28 +9,12 @@
 #include "core/state/core.h"
 #include "driver/context.h"
 #include "preload/allocate.h"
+#include "preload/memory_map.h"
 #include "preload/placed_memory.h"
 #include "preload/resolver.h"
 
 namespace ebbtide::preload {
 namespace {
-
-struct ManagedBlock {
-  int device = -1;
-  HostCharge charge;
-  std::array<CUcontext, 2> other_contexts{};  // as an allocation of the core has them
-};
-using ManagedBlocks = MemoryMap<ManagedBlock>;
-
-// Leaked on purpose: frees come after static destructors.
-ManagedBlocks& blocks() {
-  static auto* const instance = new ManagedBlocks;
-  return *instance;
-}
-ManagedBlocks& put_off_blocks() {
-  static auto* const instance = new ManagedBlocks;
-  return *instance;
-}
 
 // Whether nothing is left to free: the block ended with its context, or the driver with the process.
 bool is_gone(CUresult result) {
@@ -56,7 +39,7 @@ bool try_free(CUdeviceptr address, const ManagedBlock& block, bool may_wait) noe
 }
 
 bool retry_frees(bool may_wait) noexcept {
-  ManagedBlocks::Entries taken = put_off_blocks().take_all();
+  auto taken = records().put_off.take_all();
   bool has_freed = false;
   while (!taken.empty()) {
     auto entry = taken.extract(taken.begin());
@@ -64,12 +47,12 @@ bool retry_frees(bool may_wait) noexcept {
     if (try_free(address, entry.mapped().held, may_wait)) {
       has_freed = true;
     } else {
-      put_off_blocks().keep(address, std::move(entry));
+      records().put_off.keep(address, std::move(entry));
     }
   }
   return has_freed;
 }
-size_t count_put_off() noexcept { return put_off_blocks().count(); }
+size_t count_put_off() noexcept { return records().put_off.count(); }
 constexpr MoreFrees kManagedFrees{&retry_frees, &count_put_off};
 
 // The types of CUDA 8, which every later driver still provides: cuda.h's own types changed with CUDA 13.
@@ -95,55 +78,45 @@ void give_hints(int device, CUdeviceptr address, uint64_t size_bytes, bool is_ro
   if (prefetch != nullptr) prefetch(address, size_bytes, device, CU_STREAM_PER_THREAD);
 }
 
-void note_managed(Core& core, int device, uint64_t size_bytes) noexcept {
-  if (!core.counters.note_spill(size_bytes)) return;
-  try {
-    log_line(LogLevel::kWarning,
-             {"device ", std::to_string(device), " is full: ", format_bytes(size_bytes),
-              " become managed memory, whose pages move between device and host. Said once; the statistics count on"});
-  } catch (const std::exception&) {
-    // No memory for the line: the program has its block all the same.
-  }
-}
-
 }  // namespace
 
 CUresult allocate_managed(int device, uint64_t size_bytes, CUdeviceptr* address) {
   const auto allocate = real<&cuMemAllocManaged>();
   if (allocate == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  Core& core = Core::instance();
-  const bool is_room = usable_device_bytes(core, device, size_bytes) >= size_bytes;
-  auto entry = ManagedBlocks::make_entry(
+  const bool is_room = usable_device_bytes(Core::instance(), device, size_bytes) >= size_bytes;
+  auto entry = records().managed.make_entry(
       {device, charge_host(device, size_bytes, "managed memory of the program"), {own_context(device)}});
   const CUresult result = allocate(address, size_bytes, CU_MEM_ATTACH_GLOBAL);
   if (result != CUDA_SUCCESS) return result;
   give_hints(device, *address, size_bytes, is_room);
   forget_managed(*address);
-  counted_addresses().take(*address);
-  blocks().keep(*address, std::move(entry));
-  note_managed(core, device, size_bytes);
+  records().addresses.take(*address);
+  records().managed.keep(*address, std::move(entry));
+  note_spill(device, size_bytes, [&] {
+    return format_bytes(size_bytes) + " become managed memory, whose pages move between device and host";
+  });
   return CUDA_SUCCESS;
 }
 
-bool is_managed(CUdeviceptr address) noexcept { return blocks().has(address); }
+bool is_managed(CUdeviceptr address) noexcept { return records().managed.has(address); }
 
 std::optional<CUresult> free_managed(CUdeviceptr address) {
-  auto entry = blocks().take(address);
+  auto entry = records().managed.take(address);
   // Freed before, and only put off.
-  if (entry.empty() && put_off_blocks().has(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (entry.empty() && records().put_off.has(address)) return CUDA_ERROR_INVALID_VALUE;
   if (entry.empty()) return std::nullopt;
   ManagedBlock& block = entry.mapped().held;
   const CUcontext own = own_context(block.device);
   if (own != block.other_contexts[0]) block.other_contexts[1] = own;
   if (try_free(address, block, false)) return CUDA_SUCCESS;
   Core::instance().deferred_frees.retry_also(kManagedFrees);
-  put_off_blocks().keep(address, std::move(entry));
+  records().put_off.keep(address, std::move(entry));
   return CUDA_SUCCESS;
 }
 
 void forget_managed(CUdeviceptr address) noexcept {
-  blocks().take(address);
-  put_off_blocks().take(address);
+  records().managed.take(address);
+  records().put_off.take(address);
 }
 
 }  // namespace ebbtide::preload

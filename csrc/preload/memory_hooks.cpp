@@ -3,6 +3,8 @@
 #include "base/bytes.h"
 #include "preload/allocate.h"
 #include "preload/hook_call.h"
+#include "preload/managed_memory.h"
+#include "preload/memory_map.h"
 #include "preload/placed_memory.h"
 
 // Memory that the program allocates and frees: at once, or in the order of a stream. The driver's pools serve
@@ -24,16 +26,15 @@ CUresult allocate_in_stream(CUstream stream, CUdeviceptr* address, size_t size_b
                               .size_bytes = size_bytes,
                               .stream = stream_of<kFunction>(stream),
                               .is_in_stream = true};
-        return allocate_if_countable(request, address, native);
+        return allocate(request, address, native);
       },
       address, size_bytes, arguments...);
 }
 
-template <typename Native>
-CUresult free_counted(CUdeviceptr address, Native&& native) {
-  auto entry = counted_addresses().take(address);
+CUresult free_counted(CUdeviceptr address, const Native& native) {
+  auto entry = records().addresses.take(address);
   const CUresult result = native();
-  if (result != CUDA_SUCCESS && !entry.empty()) counted_addresses().keep(address, std::move(entry));
+  if (result != CUDA_SUCCESS && !entry.empty()) records().addresses.keep(address, std::move(entry));
   return result;
 }
 
@@ -59,8 +60,7 @@ CUresult free_in_stream(CUdeviceptr address, CUstream given) noexcept {
 EBBTIDE_HOOK_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* address, size_t size_bytes) {
   return call_hook<&cuMemAlloc_v2>(
       [&](auto native) {
-        return allocate_if_countable({.call = "cuMemAlloc", .device = current_device(), .size_bytes = size_bytes},
-                                     address, native);
+        return allocate({.call = "cuMemAlloc", .device = current_device(), .size_bytes = size_bytes}, address, native);
       },
       address, size_bytes);
 }
@@ -74,8 +74,8 @@ EBBTIDE_HOOK_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pi
         size_t size_bytes = 0;
         if (pitch == nullptr || !is_element || __builtin_mul_overflow(row_bytes, height, &size_bytes)) return native();
         bool is_native = false;
-        const CUresult result = allocate_if_countable(
-            {.call = "cuMemAllocPitch", .device = current_device(), .size_bytes = size_bytes}, address, [&] {
+        const CUresult result =
+            allocate({.call = "cuMemAllocPitch", .device = current_device(), .size_bytes = size_bytes}, address, [&] {
               const CUresult answer = native();
               is_native = answer == CUDA_SUCCESS;
               return answer;

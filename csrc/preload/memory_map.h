@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cuda.h>
+
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -88,11 +91,25 @@ class MemoryMap {
 // Memory that the driver owns and that still counts. EBBTIDE_DEVICE_LIMIT covers all memory that the program takes, so
 // every free must know how much was taken.
 using CountedMemory = MemoryMap<DeviceCharge>;
-// Leaked on purpose, as all such maps: frees come after static destructors.
-CountedMemory& counted_addresses();
-CountedMemory& counted_handles();
-// The host budget's charge of each host handle (create_on_host), given back at its release.
-using HostHandles = MemoryMap<HostCharge>;
-HostHandles& host_handles();
+
+// Memory of EBBTIDE_OVERFLOW=managed.
+struct ManagedBlock {
+  int device = -1;
+  HostCharge charge;
+  std::array<CUcontext, 2> other_contexts{};  // as an allocation of the core has them
+};
+
+struct Records {
+  CountedMemory addresses, handles;
+  MemoryMap<HostCharge> host_handles;  // the charges of handles on the host, given back at their release
+  MemoryMap<size_t> asked_sizes;       // of the core's allocations, whose sizes are rounded up
+  MemoryMap<ManagedBlock> managed;
+  MemoryMap<ManagedBlock> put_off;  // managed memory that the program has freed, but the driver has not yet
+};
+// Leaked on purpose: frees come after static destructors.
+inline Records& records() {
+  static auto* const instance = new Records;
+  return *instance;
+}
 
 }  // namespace ebbtide::preload

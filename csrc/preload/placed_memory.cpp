@@ -5,6 +5,7 @@
 #include "core/state/core.h"
 #include "preload/allocate.h"
 #include "preload/caller.h"
+#include "preload/memory_map.h"
 #include "preload/settings.h"
 
 namespace ebbtide::preload {
@@ -14,30 +15,15 @@ namespace {
 // their bytes.
 constexpr const char* kSpillTag = "overflow";
 
-// The core rounds sizes up, but a program sees the size that it requested.
-using AskedSizes = MemoryMap<size_t>;
-AskedSizes& asked_sizes() {
-  static auto* const instance = new AskedSizes;
-  return *instance;
-}
-
-Overflow overflow_of(OnShortage on_shortage) {
-  switch (on_shortage) {
-    case OnShortage::kSplit: return Overflow::kSplit;
-    case OnShortage::kWhole: return Overflow::kWhole;
-    case OnShortage::kFail:
-    case OnShortage::kManaged: break;
-  }
-  return Overflow::kNone;
-}
-
 Policy policy_of(const Request& request) {
   Policy policy;
   if (request.tagged_as) {
     policy.backup = request.tagged_as->backup;
     policy.retain = request.tagged_as->retain;
   }
-  policy.overflow = overflow_of(settings().on_shortage);
+  const OnShortage on_shortage = settings().on_shortage;
+  if (on_shortage == OnShortage::kSplit) policy.overflow = Overflow::kSplit;
+  if (on_shortage == OnShortage::kWhole) policy.overflow = Overflow::kWhole;
   policy.is_freed_singly = true;
   // torch frees its cached blocks when it is refused, and asks again. So nothing spills while gigabytes are idle.
   policy.flushes_first = policy.overflow != Overflow::kNone && will_flush();
@@ -70,7 +56,8 @@ AllocationResult place(const Request& request) {
   if (request.tagged_as && request.tagged_as->lease == 0) tag.is_hooked.store(true);
   if (const auto found = core.registry.find(placed.address)) found->other_contexts[0] = own_context(request.device);
   try {
-    asked_sizes().keep(placed.address, AskedSizes::make_entry(request.size_bytes));
+    auto& sizes = records().asked_sizes;
+    sizes.keep(placed.address, sizes.make_entry(request.size_bytes));
   } catch (const std::bad_alloc&) {
     // Then the program is told the rounded size.
   }
@@ -84,7 +71,7 @@ bool free_placed(CUdeviceptr address) {
     const CUcontext own = own_context(placed->device);
     if (own != found->other_contexts[0]) found->other_contexts[1] = own;
   }
-  asked_sizes().take(address);
+  records().asked_sizes.take(address);
   return deallocate_if_ours(Core::instance(), address);
 }
 
@@ -93,7 +80,7 @@ std::optional<PlacedMemory> find_placed(CUdeviceptr address) {
   const auto found = core == nullptr ? nullptr : core->registry.find(address);
   if (found == nullptr) return std::nullopt;
   const CUdeviceptr start = found->address();
-  return PlacedMemory{start, asked_sizes().find(start).value_or(found->size_bytes()), found->device};
+  return PlacedMemory{start, records().asked_sizes.find(start).value_or(found->size_bytes()), found->device};
 }
 
 std::string why_not_shared(CUdeviceptr address) {

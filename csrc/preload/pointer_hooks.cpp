@@ -16,7 +16,7 @@ void answer(void* data, Value value) {
   *static_cast<Value*>(data) = value;
 }
 
-// False for what is not answered here: the driver does.
+// False for attributes that only the driver answers.
 bool answer_attribute(void* data, CUpointer_attribute attribute, CUdeviceptr address, const PlacedMemory& memory) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: answer(data, ebbtide::primary_context(memory.device)); return true;

@@ -2,8 +2,6 @@
 
 #include <cstring>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -16,28 +14,11 @@
 namespace ebbtide::preload {
 namespace {
 
+// The enums have the order of the words in settings.def; a test uses each word.
 template <typename Value>
-using Word = std::pair<std::string_view, Value>;
-
-// The words of settings.def; a test uses each of them.
-template <typename Value, size_t kCount>
-void read_word(Setting setting, const Word<Value> (&words)[kCount], Value& value) {
-  const auto text = read_variable(setting);
-  for (const auto& [word, meaning] : words) {
-    if (text && word == *text) value = meaning;
-  }
+void read_word(Setting setting, Value& value) {
+  if (const int index = word_index(setting); index >= 0) value = static_cast<Value>(index);
 }
-
-constexpr Word<OnShortage> kOverflowWords[] = {{"split", OnShortage::kSplit},
-                                               {"whole", OnShortage::kWhole},
-                                               {"managed", OnShortage::kManaged},
-                                               {"none", OnShortage::kFail}};
-constexpr Word<policy::Report> kReportWords[] = {
-    {"device", policy::Report::kDevice}, {"free", policy::Report::kFree}, {"total", policy::Report::kTotal}};
-constexpr Word<BackupKind> kBackupWords[] = {{"ram", BackupKind::kRam},
-                                             {"pinned", BackupKind::kPinned},
-                                             {"disk", BackupKind::kDisk},
-                                             {"none", BackupKind::kNone}};
 
 // Checked now, because a pause that is refused for it may come hours later.
 void check_backup_folder() {
@@ -55,7 +36,9 @@ ThreadPolicy read_program_policy() {
   const compat::Variables& tms = compat::variables();
   policy.tagging = read_switch(Setting::kPauseable, false) || tms.is_enabled ? Tagging::kOn : Tagging::kOff;
   if (tms.is_enabled) policy.backup = static_cast<BackupKind>(tms.backup);
-  read_word(Setting::kBackup, kBackupWords, policy.backup);
+  // Its words are those of the kinds, but that "none" stands last.
+  if (const int index = word_index(Setting::kBackup); index >= 0)
+    policy.backup = static_cast<BackupKind>((static_cast<size_t>(index) + 1) % kBackupKinds);
   policy.retain = tms.is_enabled && tms.retains && policy.backup != BackupKind::kNone;
   const std::string tag = read_variable(Setting::kTag).value_or("default");
   std::memcpy(policy.tag.data(), tag.c_str(), tag.size() + 1);
@@ -70,8 +53,8 @@ Settings read_settings() {
   Settings read;
   // A program of torch_memory_saver expects an error where memory is short.
   if (own_library().is_torch_memory_savers()) read.on_shortage = OnShortage::kFail;
-  read_word(Setting::kOverflow, kOverflowWords, read.on_shortage);
-  read_word(Setting::kReport, kReportWords, read.report);
+  read_word(Setting::kOverflow, read.on_shortage);
+  read_word(Setting::kReport, read.report);
   read.tags_all = read_switch(Setting::kPauseableAll, read.tags_all);
   read.program = read_program_policy();
   say_malformed_variables();

@@ -9,7 +9,7 @@ namespace ebbtide::preload {
 
 // What happens to an allocation that does not fit the device. Only the preload library has kManaged: the core handles
 // only memory that it places itself.
-enum class OnShortage { kFail, kSplit, kWhole, kManaged };
+enum class OnShortage { kSplit, kManaged, kWhole, kFail };
 
 struct Settings {
   OnShortage on_shortage = OnShortage::kSplit;

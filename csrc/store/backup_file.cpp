@@ -16,7 +16,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/private_files.h"
+#include "base/fork.h"
 #include "base/text.h"
 #include "store/aligned_bytes.h"
 #include "store/closing_files.h"
@@ -268,7 +268,7 @@ std::byte* BackupFile::map() const {
   // Writable: torch has no read-only tensors, and nothing could catch a write to read-only pages.
   void* mapping = ::mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
   if (mapping == MAP_FAILED) throw_error("mmap", errno);
-  ::madvise(mapping, size_bytes_, MADV_DONTFORK);  // as base/private_files.h says of its descriptor
+  ::madvise(mapping, size_bytes_, MADV_DONTFORK);  // as base/fork.h says of its descriptor
   return static_cast<std::byte*>(mapping);
 }
 

@@ -14,7 +14,7 @@
 // A file that holds one backup: of fixed size, its space claimed when it is created. It has no name unless the user
 // wants to see it (named_file.h).
 //
-// A forked child has neither its descriptor (base/private_files.h) nor its mapping: it would keep the space of a parent
+// A forked child has neither its descriptor (base/fork.h) nor its mapping: it would keep the space of a parent
 // that is gone.
 //
 // Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/private_files.h"
+#include "base/fork.h"
 #include "store/backup_file.h"
 
 namespace ebbtide {

@@ -69,20 +69,14 @@ std::unique_ptr<HostMemory> HostMemory::pin(size_t size_bytes, int threads) {
 
 HostMemory::~HostMemory() {
   if (is_abandoned()) return;
-  if (mapping_ == nullptr) {
-    const CUresult result = driver_if_loaded()->cuMemFreeHost(bytes_);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED) return;
-    log_line(LogLevel::kInfo, {"cuMemFreeHost failed with ", result_name(result), ": it will be tried again"});
-    deferred_undos::add_host_free(bytes_);
-    return;
-  }
-  const CUresult result = is_pinned() ? driver_if_loaded()->cuMemHostUnregister(bytes_) : CUDA_SUCCESS;
-  if (deferred_undos::is_unregistered(result)) {
+  const auto object = reinterpret_cast<uint64_t>(bytes_);
+  if (mapping_ == nullptr)
+    Undo{.kind = Undo::Kind::kHostFree, .object = object}.undo();
+  else if (is_pinned())
+    Undo{.kind = Undo::Kind::kHostUnregister, .object = object, .size_bytes = mapping_bytes_, .mapping = mapping_}
+        .undo();
+  else
     ::munmap(mapping_, mapping_bytes_);
-    return;
-  }
-  log_line(LogLevel::kInfo, {"cuMemHostUnregister failed with ", result_name(result), ": it will be tried again"});
-  deferred_undos::add_host_unregister(bytes_, mapping_, mapping_bytes_);
 }
 
 void HostMemory::populate(size_t offset, size_t range_bytes) const {

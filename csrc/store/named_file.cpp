@@ -16,7 +16,7 @@
 #include <random>
 #include <set>
 
-#include "base/private_files.h"
+#include "base/fork.h"
 #include "base/scope_exit.h"
 #include "store/backup_file.h"
 

@@ -13,7 +13,7 @@
 
 namespace ebbtide {
 
-struct Addresses::Arena {
+struct ArenaRange::Arena {
   struct ReservedRange {
     Reservation reservation;
     std::map<CUdeviceptr, size_t> taken;  // address -> size
@@ -48,24 +48,11 @@ Reservation reserve_at_least(size_t size_bytes) {
 
 }  // namespace
 
-Addresses& Addresses::operator=(Addresses&& other) noexcept {
-  if (this == &other) return *this;
-  reset();
-  arena_ = std::move(other.arena_);
-  reservation_ = std::exchange(other.reservation_, 0);
-  address_ = std::exchange(other.address_, 0);
-  size_bytes_ = std::exchange(other.size_bytes_, 0);
-  return *this;
+void ArenaRange::undo() const noexcept {
+  if (!deferred_undos::keep_if_mapped(*this)) arena->give_back(reservation, address);
 }
 
-void Addresses::reset() noexcept {
-  if (arena_ == nullptr) return;
-  if (deferred_undos::keep_if_mapped(*this)) return;
-  arena_->give_back(reservation_, address_);
-  arena_.reset();
-}
-
-CUdeviceptr Addresses::Arena::take_from(ReservedRange& range, size_t size_bytes) {
+CUdeviceptr ArenaRange::Arena::take_from(ReservedRange& range, size_t size_bytes) {
   const CUdeviceptr end = range.reservation.address() + range.reservation.size_bytes();
   CUdeviceptr gap = range.first_gap;
   bool is_first = true;
@@ -82,7 +69,7 @@ CUdeviceptr Addresses::Arena::take_from(ReservedRange& range, size_t size_bytes)
   return gap;
 }
 
-void Addresses::Arena::give_back(CUdeviceptr reservation, CUdeviceptr address) noexcept {
+void ArenaRange::Arena::give_back(CUdeviceptr reservation, CUdeviceptr address) noexcept {
   std::list<ReservedRange> empty;  // goes outside the lock
   const std::lock_guard lock(mutex);
   const auto range = std::find_if(ranges.begin(), ranges.end(),
@@ -92,28 +79,24 @@ void Addresses::Arena::give_back(CUdeviceptr reservation, CUdeviceptr address) n
   if (range->taken.empty()) empty.splice(empty.end(), ranges, range);
 }
 
-AddressArena::AddressArena() : arena_(std::make_shared<Addresses::Arena>()) {}
+AddressArena::AddressArena() : arena_(std::make_shared<ArenaRange::Arena>()) {}
 
 Addresses AddressArena::take(size_t size_bytes) {
-  using ReservedRange = Addresses::Arena::ReservedRange;
+  using ReservedRange = ArenaRange::Arena::ReservedRange;
   const std::lock_guard lock(arena_->mutex);
-  Addresses addresses;
+  ArenaRange taken{arena_, 0, 0, size_bytes};
   for (ReservedRange& range : arena_->ranges) {
-    addresses.address_ = Addresses::Arena::take_from(range, size_bytes);
-    addresses.reservation_ = range.reservation.address();
-    if (addresses.address_ != 0) break;
+    taken.address = ArenaRange::Arena::take_from(range, size_bytes);
+    taken.reservation = range.reservation.address();
+    if (taken.address != 0) return Addresses(taken);
   }
-  if (addresses.address_ == 0) {
-    std::list<ReservedRange> fresh(1);
-    ReservedRange& range = fresh.front();
-    range.reservation = reserve_at_least(size_bytes);
-    range.first_gap = addresses.reservation_ = range.reservation.address();
-    addresses.address_ = Addresses::Arena::take_from(range, size_bytes);
-    arena_->ranges.splice(arena_->ranges.end(), fresh);
-  }
-  addresses.arena_ = arena_;
-  addresses.size_bytes_ = size_bytes;
-  return addresses;
+  std::list<ReservedRange> fresh(1);
+  ReservedRange& range = fresh.front();
+  range.reservation = reserve_at_least(size_bytes);
+  range.first_gap = taken.reservation = range.reservation.address();
+  taken.address = ArenaRange::Arena::take_from(range, size_bytes);
+  arena_->ranges.splice(arena_->ranges.end(), fresh);
+  return Addresses(taken);
 }
 
 }  // namespace ebbtide

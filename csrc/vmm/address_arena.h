@@ -8,31 +8,29 @@
 
 namespace ebbtide {
 
+struct ArenaRange {
+  struct Arena;
+  std::shared_ptr<Arena> arena;
+  CUdeviceptr reservation = 0;
+  CUdeviceptr address = 0;
+  size_t size_bytes = 0;
+
+  explicit operator bool() const { return arena != nullptr; }
+  void undo() const noexcept;
+};
+
 // Owns a range of an arena's addresses, without the memory behind them. All mappings in it must be undone before it is
 // destroyed. If one could not be undone (deferred_undos.h), the range is freed after that mapping.
-class Addresses {
+class Addresses : public Owner<ArenaRange> {
  public:
   Addresses() = default;
-  Addresses(Addresses&& other) noexcept { *this = std::move(other); }
-  Addresses& operator=(Addresses&& other) noexcept;
-  ~Addresses() { reset(); }
-
-  CUdeviceptr address() const { return address_; }
-  size_t size_bytes() const { return size_bytes_; }
+  explicit Addresses(const ArenaRange& range) noexcept : Owner(range) {}
+  CUdeviceptr address() const { return object_.address; }
+  size_t size_bytes() const { return object_.size_bytes; }
   // Whether both are in one reservation: then one mapping may cover them if they are neighbours.
-  bool is_of_one_reservation_with(const Addresses& other) const { return reservation_ == other.reservation_; }
-  // The addresses are never freed.
-  void leak() noexcept { arena_.reset(); }
-
- private:
-  friend class AddressArena;
-  void reset() noexcept;
-
-  struct Arena;
-  std::shared_ptr<Arena> arena_;
-  CUdeviceptr reservation_ = 0;
-  CUdeviceptr address_ = 0;
-  size_t size_bytes_ = 0;
+  bool is_of_one_reservation_with(const Addresses& other) const {
+    return object_.reservation == other.object_.reservation;
+  }
 };
 
 // Addresses of allocations that leave and return together. They are cut from large reservations, lowest first, so that
@@ -46,7 +44,7 @@ class AddressArena {
   Addresses take(size_t size_bytes);
 
  private:
-  std::shared_ptr<Addresses::Arena> arena_;
+  std::shared_ptr<ArenaRange::Arena> arena_;
 };
 
 }  // namespace ebbtide

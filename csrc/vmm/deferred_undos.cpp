@@ -11,19 +11,10 @@
 #include "base/log.h"
 #include "vmm/address_arena.h"
 
-namespace ebbtide::deferred_undos {
+namespace ebbtide {
 namespace {
 
-enum class Kind { kUnmap, kRelease, kAddressFree, kHostFree, kHostUnregister };
-
-struct Undo {
-  Kind kind;
-  uint64_t object;  // address or handle
-  size_t size_bytes = 0;
-  int device = -1;
-  CUmemGenericAllocationHandle handle = 0;  // the memory that is held meanwhile, if any
-  void* mapping = nullptr;                  // the host memory that is held meanwhile, of size_bytes, if any
-};
+using Kind = Undo::Kind;
 
 struct State {
   std::mutex mutex;
@@ -36,30 +27,23 @@ State& state() {
   return *instance;
 }
 
-void add(Undo undo) noexcept {
-  try {
-    const std::lock_guard lock(state().mutex);
-    state().undos.push_back(undo);
-    state().count.store(state().undos.size());
-  } catch (...) {
-    log_line(LogLevel::kWarning, {"a driver object could not be given back and not be remembered: it leaks"});
-  }
-}
-
+// The end of the driver or of its context unpins, too.
 CUresult unregister(const Driver& table, const Undo& undo) {
   const CUresult result = table.cuMemHostUnregister(reinterpret_cast<void*>(undo.object));
-  if (!is_unregistered(result)) return result;
+  if (!is_undone(result) && result != CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) return result;
   ::munmap(undo.mapping, undo.size_bytes);
   return CUDA_SUCCESS;
 }
 
-CUresult perform(const Driver& table, const Undo& undo) {
+CUresult perform(const Undo& undo) {
+  const Driver& table = *driver_if_loaded();
   switch (undo.kind) {
     case Kind::kUnmap: return table.cuMemUnmap(undo.object, undo.size_bytes);
     case Kind::kRelease: return table.cuMemRelease(undo.object);
     case Kind::kAddressFree: return table.cuMemAddressFree(undo.object, undo.size_bytes);
     case Kind::kHostFree: return table.cuMemFreeHost(reinterpret_cast<void*>(undo.object));
     case Kind::kHostUnregister: return unregister(table, undo);
+    case Kind::kNone: break;
   }
   return CUDA_SUCCESS;
 }
@@ -74,17 +58,27 @@ bool is_host_memory(const Undo& undo) { return undo.kind == Kind::kHostFree || u
 
 }  // namespace
 
-void add_unmap(CUdeviceptr address, size_t size_bytes, CUmemGenericAllocationHandle handle, int device) noexcept {
-  add({Kind::kUnmap, address, size_bytes, device, handle});
-}
-void add_release(CUmemGenericAllocationHandle handle, size_t size_bytes, int device) noexcept {
-  add({Kind::kRelease, handle, size_bytes, device, handle});
-}
-void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept {
-  add({Kind::kAddressFree, address, size_bytes});
+void Undo::undo() const noexcept {
+  const CUresult result = perform(*this);
+  if (is_undone(result)) return;
+  log_line(LogLevel::kInfo,
+           {"a driver object could not be given back (", result_name(result), "): it will be tried again"});
+  deferred_undos::keep(*this);
 }
 
-bool keep_if_mapped(Addresses& addresses) noexcept {
+namespace deferred_undos {
+
+void keep(const Undo& undo) noexcept {
+  try {
+    const std::lock_guard lock(state().mutex);
+    state().undos.push_back(undo);
+    state().count.store(state().undos.size());
+  } catch (...) {
+    log_line(LogLevel::kWarning, {"a driver object could not be given back and not be remembered: it leaks"});
+  }
+}
+
+bool keep_if_mapped(const ArenaRange& range) noexcept {
   if (count() == 0) return false;
   std::list<Addresses> kept;
   try {
@@ -93,42 +87,26 @@ bool keep_if_mapped(Addresses& addresses) noexcept {
     // No memory to remember them by.
   }
   const std::lock_guard lock(state().mutex);
-  if (!is_mapped(addresses.address(), addresses.size_bytes())) return false;
+  if (!is_mapped(range.address, range.size_bytes)) return false;
   if (kept.empty()) {
-    addresses.leak();
     log_line(LogLevel::kWarning, {"addresses could not be given back and not be remembered: they leak"});
   } else {
-    kept.front() = std::move(addresses);
+    kept.front() = Addresses(range);
     state().addresses.splice(state().addresses.end(), kept);
   }
   return true;
 }
 
-void add_host_free(void* bytes) noexcept { add({Kind::kHostFree, reinterpret_cast<uint64_t>(bytes)}); }
-void add_host_unregister(void* bytes, void* mapping, size_t mapping_bytes) noexcept {
-  add({.kind = Kind::kHostUnregister,
-       .object = reinterpret_cast<uint64_t>(bytes),
-       .size_bytes = mapping_bytes,
-       .mapping = mapping});
-}
-
-bool is_unregistered(CUresult result) noexcept {
-  return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED ||
-         result == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-}
-
 void retry(bool may_free_host_memory) noexcept {
   if (count() == 0) return;
-  const Driver* table = driver_if_loaded();
-  if (table == nullptr) return;
+  if (driver_if_loaded() == nullptr) return;
   std::list<Addresses> free;  // go outside the lock
   const std::lock_guard lock(state().mutex);
   std::vector<Undo>& undos = state().undos;
   // In place and in order: needs no memory.
   std::erase_if(undos, [&](const Undo& undo) {
     if (is_host_memory(undo) && !may_free_host_memory) return false;
-    const CUresult result = perform(*table, undo);
-    return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED;
+    return is_undone(perform(undo));
   });
   state().count.store(undos.size());
   std::list<Addresses>& kept = state().addresses;
@@ -157,4 +135,5 @@ uint64_t held_bytes(int device) noexcept {
   return total;
 }
 
-}  // namespace ebbtide::deferred_undos
+}  // namespace deferred_undos
+}  // namespace ebbtide

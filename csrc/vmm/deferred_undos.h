@@ -3,30 +3,39 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/owner.h"
 #include "driver/driver.h"
+
+namespace ebbtide {
+struct ArenaRange;
+
+// The call that gives a driver object back.
+struct Undo {
+  enum class Kind { kNone, kUnmap, kRelease, kAddressFree, kHostFree, kHostUnregister };
+
+  Kind kind = Kind::kNone;
+  uint64_t object = 0;  // address or handle
+  size_t size_bytes = 0;
+  int device = -1;
+  // The memory that is held until then, if any: a mapping holds its memory after the handle's release.
+  CUmemGenericAllocationHandle handle = 0;
+  // For kHostUnregister: our own mapping of size_bytes, which goes once the memory in it is no longer pinned.
+  void* mapping = nullptr;
+
+  explicit operator bool() const { return kind != Kind::kNone; }
+  // Does it now, or keeps it (below) if the driver refuses.
+  void undo() const noexcept;
+};
 
 // Undo calls that failed inside a destructor. A destructor must not throw, and must not lose the object either. So the
 // undo is kept here and retried, oldest first, at the next allocation or operation. Order matters: an unmap precedes
 // the free of its range.
-namespace ebbtide {
-class Addresses;
-}
+namespace deferred_undos {
 
-namespace ebbtide::deferred_undos {
-
-// handle, device: what is mapped there; a mapping holds its memory after the handle's release.
-void add_unmap(CUdeviceptr address, size_t size_bytes, CUmemGenericAllocationHandle handle, int device) noexcept;
-void add_release(CUmemGenericAllocationHandle handle, size_t size_bytes, int device) noexcept;
-void add_address_free(CUdeviceptr address, size_t size_bytes) noexcept;
-// Takes over addresses that a mapping still covers because it could not be undone; they are freed after it. False if
-// there is no such mapping.
-bool keep_if_mapped(Addresses& addresses) noexcept;
-void add_host_free(void* bytes) noexcept;  // pinned memory
-// Our own memory that is pinned at `bytes`, within a mapping that is undone once the memory is unpinned.
-void add_host_unregister(void* bytes, void* mapping, size_t mapping_bytes) noexcept;
-// Whether the memory is no longer pinned after this result of cuMemHostUnregister. The end of the driver or of its
-// context unpins, too.
-bool is_unregistered(CUresult result) noexcept;
+void keep(const Undo& undo) noexcept;
+// Keeps a range that a mapping still covers because it could not be undone; it is freed after it. False if there is no
+// such mapping.
+bool keep_if_mapped(const ArenaRange& range) noexcept;
 
 // Tries every kept undo once. Never throws; undos that fail again stay. may_free_host_memory: no capture can be under
 // way in any thread, since cuMemFreeHost and cuMemHostUnregister break it; the undos of virtual memory are harmless.
@@ -37,4 +46,5 @@ size_t count() noexcept;
 // -1 the host's.
 uint64_t held_bytes(int device) noexcept;
 
-}  // namespace ebbtide::deferred_undos
+}  // namespace deferred_undos
+}  // namespace ebbtide

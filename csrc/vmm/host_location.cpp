@@ -19,19 +19,9 @@ Answers& answers() {
   return *instance;
 }
 
-int attribute_or_zero(int device, CUdevice_attribute which) {
-  CUdevice handle = 0;
-  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
-  int value = 0;
-  // A driver that does not know the attribute lacks the capability.
-  return driver().cuDeviceGetAttribute(&value, which, handle) == CUDA_SUCCESS ? value : 0;
-}
-
 // Empty if the location works for the device; the location then has its granularity.
 std::string try_location(int device, HostLocation& location) {
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = location.where;
+  const CUmemAllocationProp properties = properties_at(location.where);
   try {
     check(driver().cuMemGetAllocationGranularity(&location.granularity_bytes, &properties,
                                                  CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
@@ -41,7 +31,7 @@ std::string try_location(int device, HostLocation& location) {
     PhysicalMemory::create_on_host(granularity(device), location);
     return "";
   } catch (const DriverError& error) {
-    // What is full now is there all the same.
+    // A place that is full now exists all the same.
     return error.code == CUDA_ERROR_OUT_OF_MEMORY ? "" : error.what();
   }
 }
@@ -56,7 +46,7 @@ std::string describe(const HostLocation& location) {
 
 HostProbe probe_host_location(int device) {
   const ContextScope scope(device);
-  const int node = attribute_or_zero(device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
+  const int node = find_attribute(device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID).value_or(0);
   HostLocation near{.where = {}};
   near.where.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
   near.where.id = node < 0 ? 0 : node;
@@ -66,7 +56,7 @@ HostProbe probe_host_location(int device) {
   HostLocation anywhere{.where = {}};
   anywhere.where.type = CU_MEM_LOCATION_TYPE_HOST;
   const std::string host_problem =
-      attribute_or_zero(device, CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0
+      find_attribute(device, CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED).value_or(0) == 0
           ? "the device does not offer it"
           : try_location(device, anywhere);
   if (host_problem.empty()) return {anywhere, describe(anywhere) + " (on " + name + ": " + numa_problem + ")"};

@@ -4,8 +4,6 @@
 #include <cstdio>
 #include <string>
 
-#include "vmm/deferred_undos.h"
-
 namespace ebbtide {
 namespace {
 
@@ -20,11 +18,7 @@ std::string describe(CUdeviceptr address, size_t size_bytes) {
 Mapping Mapping::map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers) {
   const size_t size_bytes = memory.size_bytes();
   check(driver().cuMemMap(address, size_bytes, 0, memory.handle(), 0), "cuMemMap", describe(address, size_bytes));
-  Mapping mapping;  // from here on the destructor undoes it
-  mapping.address_ = address;
-  mapping.size_bytes_ = size_bytes;
-  mapping.handle_ = memory.handle();
-  mapping.device_ = memory.device();
+  Mapping mapping({Undo::Kind::kUnmap, address, size_bytes, memory.device(), memory.handle()});
   const DeviceSet own = only(device);
   if (peers.any() && mapping.set_access(own | peers) == CUDA_SUCCESS) return mapping;
   check(mapping.set_access(own), "cuMemSetAccess", describe(address, size_bytes));
@@ -41,7 +35,7 @@ CUresult Mapping::set_access(const DeviceSet& devices) noexcept {
     access.location.id = device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
-  const CUresult result = driver_if_loaded()->cuMemSetAccess(address_, size_bytes_, accesses.data(), count);
+  const CUresult result = driver_if_loaded()->cuMemSetAccess(address(), object_.size_bytes, accesses.data(), count);
   if (result == CUDA_SUCCESS) granted_ |= devices;
   return result;
 }
@@ -61,29 +55,11 @@ CUresult Mapping::grant(const DeviceSet& peers) noexcept {
   return first;
 }
 
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  if (this == &other) return *this;
-  Mapping old = std::move(*this);
-  address_ = std::exchange(other.address_, 0);
-  size_bytes_ = std::exchange(other.size_bytes_, 0);
-  handle_ = other.handle_;
-  device_ = other.device_;
-  granted_ = other.granted_;
-  return *this;
-}
-
-Mapping::~Mapping() {
-  if (!is_mapped()) return;
-  const CUresult result = driver_if_loaded()->cuMemUnmap(address_, size_bytes_);
-  if (result != CUDA_SUCCESS && result != CUDA_ERROR_DEINITIALIZED)
-    deferred_undos::add_unmap(address_, size_bytes_, handle_, device_);
-}
-
 void Mapping::unmap() {
   if (!is_mapped()) return;
-  check(driver().cuMemUnmap(address_, size_bytes_), "cuMemUnmap", describe(address_, size_bytes_));
-  address_ = 0;
-  size_bytes_ = 0;
+  const size_t size_bytes = object_.size_bytes;
+  check(driver().cuMemUnmap(address(), size_bytes), "cuMemUnmap", describe(address(), size_bytes));
+  object_ = {};
   granted_.reset();
 }
 

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstddef>
-#include <utility>
-
 #include "driver/peers.h"
 #include "vmm/physical_memory.h"
 
@@ -14,7 +11,7 @@ namespace ebbtide {
 // Relied on: cuMemMap takes offset 0 only, so a mapping covers its whole handle. cuMemUnmap does not wait for kernels,
 // so the caller must have waited. cuMemSetAccess does not change the access of devices that it does not name, so a peer
 // can be added while kernels use the memory (csrc/DESIGN.md, F2, F4, F6).
-class Mapping {
+class Mapping : public Owner<Undo> {
  public:
   Mapping() = default;
   // device reads and writes it. The peers do too if the driver permits all of them, and otherwise none of them;
@@ -24,17 +21,8 @@ class Mapping {
   static Mapping map(CUdeviceptr address, const PhysicalMemory& memory) {
     return map(address, memory, memory.device());
   }
-  Mapping(Mapping&& other) noexcept
-      : address_(std::exchange(other.address_, 0)),
-        size_bytes_(std::exchange(other.size_bytes_, 0)),
-        handle_(other.handle_),
-        device_(other.device_),
-        granted_(other.granted_) {}
-  Mapping& operator=(Mapping&& other) noexcept;
-  ~Mapping();
-
-  bool is_mapped() const { return address_ != 0; }
-  CUdeviceptr address() const { return address_; }  // 0: none
+  bool is_mapped() const { return bool(object_); }
+  CUdeviceptr address() const { return object_.object; }  // 0: none
   // Throws DriverError and stays mapped if the driver refuses.
   void unmap();
 
@@ -45,13 +33,9 @@ class Mapping {
   DeviceSet missing(const DeviceSet& peers) const { return is_mapped() ? peers & ~granted_ : DeviceSet{}; }
 
  private:
+  using Owner::Owner;
   CUresult set_access(const DeviceSet& devices) noexcept;
 
-  CUdeviceptr address_ = 0;
-  size_t size_bytes_ = 0;
-  // What is mapped, for the books of deferred undos.
-  CUmemGenericAllocationHandle handle_ = 0;
-  int device_ = -1;
   DeviceSet granted_;
 };
 

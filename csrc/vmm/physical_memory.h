@@ -1,9 +1,8 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 
-#include "driver/driver.h"
+#include "vmm/deferred_undos.h"
 #include "vmm/host_location.h"
 
 namespace ebbtide {
@@ -15,7 +14,7 @@ inline constexpr int kOnHost = -1;
 // keeps the memory.
 //
 // Relied on: the memory of a new handle reads as zeros, on the device and on the host (csrc/DESIGN.md, F5).
-class PhysicalMemory {
+class PhysicalMemory : public Owner<Undo> {
  public:
   PhysicalMemory() = default;
   // On the device. size_bytes is a multiple of granularity(device). Throws DriverError, with the code
@@ -24,28 +23,22 @@ class PhysicalMemory {
   // On the host. size_bytes is a multiple of the location's granularity. The kernel charges this memory to no cgroup
   // (csrc/DESIGN.md, F15), so the caller has claimed it from the host budget.
   static PhysicalMemory create_on_host(size_t size_bytes, const HostLocation& location);
-  PhysicalMemory(PhysicalMemory&& other) noexcept
-      : handle_(std::exchange(other.handle_, 0)),
-        size_bytes_(std::exchange(other.size_bytes_, 0)),
-        device_(other.device_) {}
-  PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
-  ~PhysicalMemory();
-
-  bool has_handle() const { return size_bytes_ != 0; }
-  CUmemGenericAllocationHandle handle() const { return handle_; }
-  size_t size_bytes() const { return size_bytes_; }
-  int device() const { return device_; }  // kOnHost: none
-  bool is_on_host() const { return has_handle() && device_ == kOnHost; }
+  bool has_handle() const { return bool(object_); }
+  CUmemGenericAllocationHandle handle() const { return object_.handle; }
+  size_t size_bytes() const { return object_.size_bytes; }
+  int device() const { return object_.device; }  // kOnHost: none
+  bool is_on_host() const { return has_handle() && device() == kOnHost; }
 
   // Frees the memory now. Throws DriverError and keeps the handle if the driver refuses.
   void release();
 
  private:
-  CUmemGenericAllocationHandle handle_ = 0;
-  size_t size_bytes_ = 0;
-  int device_ = -1;
+  using Owner::Owner;
+  static PhysicalMemory create(size_t size_bytes, const CUmemAllocationProp& properties, int device);
 };
 
+// Of a handle at this location.
+CUmemAllocationProp properties_at(const CUmemLocation& location);
 // The unit of physical memory and addresses on a device, bytes. Asked once per device.
 size_t granularity(int device);
 // Whether handles on this device can be made usable by GPUDirect RDMA.

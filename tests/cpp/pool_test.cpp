@@ -298,7 +298,7 @@ TEST_F(PoolTest, TheInnermostPoolOfTheThreadWins) {
   Pool& inner = arena.make_pool(1, "");
   Pool& for_all = arena.make_pool(2, "");
   EXPECT_EQ(routing.current(), nullptr);
-  routing.enter_all(&for_all);
+  routing.enter(&for_all, true);
   EXPECT_EQ(routing.current(), &for_all);
   routing.enter(&pool);
   routing.enter(&inner);
@@ -314,8 +314,8 @@ TEST_F(PoolTest, TheInnermostPoolOfTheThreadWins) {
   EXPECT_FALSE(routing.leave(&pool));
   EXPECT_TRUE(routing.leave(&inner));
   EXPECT_EQ(routing.current(), &for_all);
-  EXPECT_TRUE(routing.leave_all(&for_all));
-  EXPECT_FALSE(routing.leave_all(&for_all));
+  EXPECT_TRUE(routing.leave(&for_all, true));
+  EXPECT_FALSE(routing.leave(&for_all, true));
   EXPECT_EQ(routing.current(), nullptr);
 }
 

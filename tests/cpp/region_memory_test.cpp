@@ -57,9 +57,9 @@ TEST(RegionMemory, Invariant10_TheParentGoesOn) {
   EXPECT_TRUE(is_child_free());
   EXPECT_FALSE(is_forked_child());
   Pool pool;
-  region_memory().routing.enter_all(&pool);
+  region_memory().routing.enter(&pool, true);
   EXPECT_EQ(region_memory().routing.current(), &pool);
-  EXPECT_TRUE(region_memory().routing.leave_all(&pool));
+  EXPECT_TRUE(region_memory().routing.leave(&pool, true));
   EXPECT_EQ(region_memory().routing.current(), nullptr);
 }
 

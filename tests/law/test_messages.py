@@ -52,7 +52,7 @@ def test_no_text_of_the_core_speaks_python(root: Path) -> None:
         source = path.read_text()
         scanned += len(texts(source))
         wrong += [f"{path.relative_to(root)}:{line}: {text}" for line, text in python_in(source)]
-    assert scanned > 1000
+    assert scanned > 900
     assert wrong == []
 
 

@@ -259,7 +259,7 @@ def test_invariant10_dataloader_workers(expect_clean):
         "cycle = [x]; cycle.append(cycle); del x, cycle",
         "import atexit; atexit.register(lambda kept=x: kept.shape)",
         "T.pool_enter(W)",
-        "T.pool_enter_all(W)",
+        "T.pool_enter(W, True)",
         "T.pool_suspend()",
         "threading.Thread(target=lambda: (time.sleep(0.2), x.shape)).start()",
         "threading.Thread(target=lambda kept=x: time.sleep(60), daemon=True).start()",

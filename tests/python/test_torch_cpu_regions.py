@@ -125,10 +125,10 @@ def test_other_threads_are_left_alone_unless_all_are_taken(pools, pool):
 
     with pools.inside(pool):
         run("one")
-        pools.extension.pool_enter_all(for_all)
+        pools.extension.pool_enter(for_all, True)
         run("all")
         made["mine"] = torch.ones(10)
-        pools.extension.pool_leave_all(for_all)
+        pools.extension.pool_leave(for_all, True)
     run("after")
     assert {name for name, tensor in made.items() if pools.holds(for_all, tensor)} == {"all"}
     assert {name for name, tensor in made.items() if pools.holds(own, tensor)} == {"one, own", "all, own", "after, own"}
@@ -149,10 +149,10 @@ def test_a_pool_is_open_once_and_left_where_it_was_entered(pools, pool):
         with pytest.raises(StateError, match="open already"):
             pools.extension.pool_enter(pool)
         with pytest.raises(StateError, match="open already"):
-            pools.extension.pool_enter_all(pool)
+            pools.extension.pool_enter(pool, True)
         with pytest.raises(StateError, match="not entered for all"):
-            pools.extension.pool_leave_all(pool)
-    with pytest.raises(StateError, match="nobody entered"):
+            pools.extension.pool_leave(pool, True)
+    with pytest.raises(StateError, match="not entered"):
         pools.extension.pool_leave(pool)
     with pytest.raises(StateError):
         pools.extension.pool_restore(12345678)
@@ -341,7 +341,7 @@ def test_invariant6_many_threads_allocate_and_free(pools, pool):
         except BaseException as error:
             failures.append(error)
 
-    pools.extension.pool_enter_all(pool)
+    pools.extension.pool_enter(pool, True)
     try:
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
         for thread in threads:
@@ -349,7 +349,7 @@ def test_invariant6_many_threads_allocate_and_free(pools, pool):
         for thread in threads:
             thread.join()
     finally:
-        pools.extension.pool_leave_all(pool)
+        pools.extension.pool_leave(pool, True)
     assert failures == []
     assert all(pools.holds(pool, tensor) for tensor in shared if tensor is not None)
     shared.clear()

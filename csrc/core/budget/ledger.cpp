@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/private_files.h"
+#include "base/fork.h"
 
 namespace ebbtide {
 namespace {

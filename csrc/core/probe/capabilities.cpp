@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -16,22 +17,37 @@
 namespace ebbtide {
 namespace {
 
-Capability probe_vmm(int device) {
-  Capability capability{"vmm", false, "", ""};
+// find: what it found; it throws where there is no such capability.
+template <typename Find>
+Capability probe(const char* name, const char* advice, const Find& find) {
   try {
-    const size_t bytes = granularity(device);
-    const Reservation range = Reservation::reserve(bytes);
-    const PhysicalMemory memory = PhysicalMemory::create_on_device(bytes, device);
-    const Mapping mapping = Mapping::map(range.address(), memory);
-    capability.is_available = true;
-    capability.found = "reserved, created, mapped and released " + format_bytes(bytes) + ", the granularity";
+    return {name, true, find(), ""};
   } catch (const std::exception& error) {
-    capability.found = error.what();
-    capability.advice =
-        "pause and resume need it: free some device memory, update the driver, or check that the device supports "
-        "virtual memory management";
+    return {name, false, error.what(), advice};
   }
-  return capability;
+}
+
+// Memory with an address, that a device uses.
+struct MappedMemory {
+  PhysicalMemory memory;
+  Reservation range;
+  Mapping mapping;
+
+  MappedMemory(PhysicalMemory made, int device)
+      : memory(std::move(made)),
+        range(Reservation::reserve(memory.size_bytes())),
+        mapping(Mapping::map(range.address(), memory, device)) {}
+};
+
+Capability probe_vmm(int device) {
+  return probe("vmm",
+               "pause and resume need it: free some device memory, update the driver, or check that the device "
+               "supports virtual memory management",
+               [&] {
+                 const size_t bytes = granularity(device);
+                 const MappedMemory mapped(PhysicalMemory::create_on_device(bytes, device), device);
+                 return "reserved, created, mapped and released " + format_bytes(bytes) + ", the granularity";
+               });
 }
 
 Capability probe_rdma(int device) {
@@ -43,22 +59,20 @@ Capability probe_rdma(int device) {
 }
 
 Capability probe_host_memory(int device) {
-  Capability capability{"host_memory", false, "",
-                        "overflow (split and whole) needs it: update the driver; containers: allow the NUMA calls in "
-                        "the seccomp profile"};
-  const HostProbe probe = probe_host_location(device);
-  capability.found = probe.found;
-  if (!probe.location) return capability;
-  try {
-    const size_t bytes = granularity(device);
-    const Reservation range = Reservation::reserve(bytes);
-    const PhysicalMemory memory = PhysicalMemory::create_on_host(bytes, *probe.location);
-    const Mapping mapping = Mapping::map(range.address(), memory, device);
-    return {"host_memory", true, probe.found, ""};
-  } catch (const std::exception& error) {
-    capability.found += "; mapped for the device: " + std::string(error.what());
-    return capability;
-  }
+  return probe("host_memory",
+               "overflow (split and whole) needs it: update the driver; containers: allow the NUMA calls in the "
+               "seccomp profile",
+               [&] {
+                 HostProbe host = probe_host_location(device);
+                 if (!host.location) throw StateError(host.found);
+                 try {
+                   const size_t bytes = granularity(device);
+                   const MappedMemory mapped(PhysicalMemory::create_on_host(bytes, *host.location), device);
+                 } catch (const std::exception& error) {
+                   throw StateError(host.found + "; mapped for the device: " + error.what());
+                 }
+                 return host.found;
+               });
 }
 
 // A little pinned memory and a stream to use it on, idle when it goes; where that can't be had the memory is kept.
@@ -84,10 +98,9 @@ class Bench {
 
 // Whether the kernels on the device do what they do on the processor: fills a block and digests it.
 bool kernels_agree(const DeviceKernels& device_kernels, int device) {
-  const size_t bytes = (kernels::kBlockBytes + granularity(device) - 1) / granularity(device) * granularity(device);
-  const Reservation range = Reservation::reserve(bytes);
-  const PhysicalMemory memory = PhysicalMemory::create_on_device(bytes, device);
-  const Mapping mapping = Mapping::map(range.address(), memory);
+  const size_t bytes = round_up(kernels::kBlockBytes, granularity(device));
+  const MappedMemory mapped(PhysicalMemory::create_on_device(bytes, device), device);
+  const CUdeviceptr address = mapped.range.address();
   constexpr kernels::Digest kSeed{1, 2};
   struct Lists {
     kernels::BlockFill fill;
@@ -96,7 +109,7 @@ bool kernels_agree(const DeviceKernels& device_kernels, int device) {
   };
   Bench bench;  // after the mapping, which must not go before the stream is idle
   auto& lists = bench.memory<Lists>();
-  lists = {{range.address(), {3, 4}}, range.address(), {}};
+  lists = {{address, {3, 4}}, address, {}};
   device_kernels.fill(bench.stream(), &lists.fill, 1);
   device_kernels.digest(bench.stream(), &lists.address, &lists.report, kSeed, 1);
   bench.wait();
@@ -106,27 +119,21 @@ bool kernels_agree(const DeviceKernels& device_kernels, int device) {
 }
 
 Capability probe_kernels(int device) {
-  Capability capability{"kernels", false, "the device does not take them",
-                        "blocks that did not change are copied like all others; a newer driver may take the kernels"};
-  const DeviceKernels* device_kernels = DeviceKernels::of(device);
-  if (device_kernels == nullptr) return capability;
-  try {
-    capability.is_available = kernels_agree(*device_kernels, device);
-    capability.found = capability.is_available ? "filled and digested a block as the processor does"
-                                               : "the device and the processor digest a block differently";
-  } catch (const std::exception& error) {
-    capability.found = error.what();
-  }
-  if (capability.is_available) capability.advice.clear();
-  return capability;
+  return probe("kernels", "blocks that did not change are copied like all others; a newer driver may take the kernels",
+               [&] {
+                 const DeviceKernels* device_kernels = DeviceKernels::of(device);
+                 if (device_kernels == nullptr) throw StateError("the device does not take them");
+                 if (!kernels_agree(*device_kernels, device))
+                   throw StateError("the device and the processor digest a block differently");
+                 return "filled and digested a block as the processor does";
+               });
 }
 
 Capability probe_stream_wait_value() {
-  Capability capability{"stream_wait_value", false, "the driver lacks the calls",
-                        "nothing to do: streams wait for events instead"};
-  const Driver& table = driver();
-  if (table.cuStreamWaitValue32 == nullptr || table.cuStreamWriteValue32 == nullptr) return capability;
-  try {
+  return probe("stream_wait_value", "nothing to do: streams wait for events instead", [] {
+    const Driver& table = driver();
+    if (table.cuStreamWaitValue32 == nullptr || table.cuStreamWriteValue32 == nullptr)
+      throw StateError("the driver lacks the calls");
     Bench bench;
     auto& number = bench.memory<uint32_t>();
     number = 0;
@@ -136,11 +143,8 @@ Capability probe_stream_wait_value() {
           "cuStreamWriteValue32");
     check(table.cuStreamWaitValue32(bench.stream(), address, 1, CU_STREAM_WAIT_VALUE_GEQ), "cuStreamWaitValue32");
     bench.wait();
-    return {"stream_wait_value", true, "a stream wrote a number and waited for it", ""};
-  } catch (const std::exception& error) {
-    capability.found = error.what();
-    return capability;
-  }
+    return "a stream wrote a number and waited for it";
+  });
 }
 
 Capability probe_version() {
@@ -167,10 +171,8 @@ Capability probe_optional_functions() {
 DeviceFacts describe_device(int device) {
   const ContextScope scope(device);
   DeviceFacts facts;
-  CUdevice handle = 0;
-  check(driver().cuDeviceGet(&handle, device), "cuDeviceGet", "ordinal=" + std::to_string(device));
   char name[128] = {};
-  check(driver().cuDeviceGetName(name, sizeof name, handle), "cuDeviceGetName");
+  check(driver().cuDeviceGetName(name, sizeof name, device_handle(device)), "cuDeviceGetName");
   facts.name = name;
   facts.compute_capability = device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
                              device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);

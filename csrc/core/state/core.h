@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/fork.h"
 #include "core/budget/device_budget.h"
 #include "core/budget/host_budget.h"
 #include "core/budget/pinned_budget.h"
@@ -51,6 +52,5 @@ struct Core {
 
 // Throws StateError in a forked child, where neither the device nor anybody's locks can be used (invariant 10).
 void require_not_forked();
-bool is_forked_child() noexcept;
 
 }  // namespace ebbtide

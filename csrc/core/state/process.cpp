@@ -1,8 +1,6 @@
 // How a process comes by its core. core.h declares all of this.
 #include "core/state/core.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstdint>
 #include <random>
@@ -17,10 +15,9 @@
 namespace ebbtide {
 namespace {
 
-std::atomic<bool> forked_child{false};
 std::atomic<Core*> made_core{nullptr};
 
-// Different in every process, so that nobody can prepare bytes whose digests collide.
+// Different in every process, so that bytes whose digests collide can't be prepared.
 kernels::Digest make_seed() {
   std::random_device source;
   const auto word = [&] { return (static_cast<uint64_t>(source()) << 32) ^ source(); };
@@ -28,8 +25,6 @@ kernels::Digest make_seed() {
 }
 
 }  // namespace
-
-bool is_forked_child() noexcept { return forked_child.load(std::memory_order_relaxed); }
 
 void require_not_forked() {
   if (!is_forked_child()) return;
@@ -53,7 +48,7 @@ Core::Core() : digest_seed(make_seed()) {
 
 Core& Core::instance() {
   static Core* const core = [] {
-    ::pthread_atfork(nullptr, nullptr, [] { forked_child.store(true); });
+    note_core_begun();
     auto* const made = new Core;
     summarize_at_exit(*made);
     made_core.store(made);

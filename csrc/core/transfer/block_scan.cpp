@@ -120,11 +120,9 @@ const kernels::BlockReport* BlockScan::second_look(size_t first, size_t count) {
 
 void BlockScan::digest(const Stream& stream, size_t first, size_t count, kernels::BlockReport* reports,
                        kernels::BlockReport* sections) const {
-  const auto blocks = static_cast<uint32_t>(count);
-  if (sections != nullptr)
-    kernels_.digest_sections(stream.get(), addresses_ + first, sections + first * kernels::kSections, seed_, blocks);
-  else
-    kernels_.digest(stream.get(), addresses_ + first, reports + first, seed_, blocks);
+  const uint32_t parts = sections != nullptr ? kernels::kSections : 1;
+  kernels::BlockReport* const all = sections != nullptr ? sections : reports;
+  kernels_.digest(stream.get(), addresses_ + first, all + first * parts, seed_, static_cast<uint32_t>(count), parts);
 }
 
 void BlockScan::join(size_t first, size_t count, kernels::BlockReport* reports,

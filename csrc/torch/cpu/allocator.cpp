@@ -44,7 +44,7 @@ void* take(Pool& pool, size_t size_bytes, bool& was_closed) {
     // What was evicted may lie in several places: again, as long as anything leaves.
     if (size_bytes <= kMaxRequestBytes && reclaim(round_request(size_bytes)) > 0) continue;
     if (can_reclaim()) return region_memory().arena.allocate(pool, size_bytes, &was_closed, true);
-    // Who could free memory has gone meanwhile, and took its limit away before.
+    // The reclaimer has gone meanwhile, and took its limit away before.
     if (!std::exchange(could_reclaim, false)) return nullptr;
   }
 }

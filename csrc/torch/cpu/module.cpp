@@ -68,22 +68,13 @@ int64_t pool_create(int32_t slot, const std::string& tag) {
   return region_memory().arena.make_pool(slot, tag).id;
 }
 
-void pool_enter(int64_t id) { region_memory().routing.enter(&open_pool(id)); }
+void pool_enter(int64_t id, bool is_for_all) { region_memory().routing.enter(&open_pool(id), is_for_all); }
 
-void pool_leave(int64_t id) {
+void pool_leave(int64_t id, bool is_for_all) {
   Pool& pool = pool_of(id);
-  if (!region_memory().routing.leave(&pool))
-    raise_state_error("nobody entered pool " + std::to_string(id) + " of " + describe(pool) +
-                      ", or it was left already");
-  region_memory().arena.close(pool);
-}
-
-void pool_enter_all(int64_t id) { region_memory().routing.enter_all(&open_pool(id)); }
-
-void pool_leave_all(int64_t id) {
-  Pool& pool = pool_of(id);
-  if (!region_memory().routing.leave_all(&pool))
-    raise_state_error("pool " + std::to_string(id) + " of " + describe(pool) + " was not entered for all threads");
+  if (!region_memory().routing.leave(&pool, is_for_all))
+    raise_state_error("pool " + std::to_string(id) + " of " + describe(pool) + " was not entered" +
+                      (is_for_all ? " for all threads" : "") + ", or it was left already");
   region_memory().arena.close(pool);
 }
 
@@ -150,13 +141,11 @@ PYBIND11_MODULE(_torch, module) {
              "Whether EBBTIDE_CHECK's checks are on: the line of a crash says what can be done.");
   module.def("pool_create", &pool_create, py::arg("slot"), py::arg("tag") = "",
              "A new pool over a slot of ebbtide's; it lives as long as the process. tag: for messages.");
-  module.def("pool_enter", &pool_enter, py::arg("id"),
-             "This thread's CPU tensors come from the pool from now on; the innermost pool wins. A pool is open in one "
-             "place at a time.");
-  module.def("pool_leave", &pool_leave, py::arg("id"));
-  module.def("pool_enter_all", &pool_enter_all, py::arg("id"),
-             "The same for every thread that has no pool of its own.");
-  module.def("pool_leave_all", &pool_leave_all, py::arg("id"));
+  module.def(
+      "pool_enter", &pool_enter, py::arg("id"), py::arg("for_all") = false,
+      "This thread's CPU tensors come from the pool from now on; the innermost pool wins. for_all: those of every "
+      "thread that has no pool of its own. A pool is open in one place at a time.");
+  module.def("pool_leave", &pool_leave, py::arg("id"), py::arg("for_all") = false);
   module.def(
       "set_pool_apart", [](int64_t id) { set_pool_apart(id == 0 ? nullptr : &pool_of(id)); }, py::arg("pool"),
       "The pool of memory that comes back, wherever its thread is; 0: none.");

@@ -27,8 +27,8 @@ void insert_free(FreeList& list, Block& block) noexcept {
   list.insert(std::move(block.free_node));
 }
 
-// Cuts a free block of the list to size_bytes, if the rest is large enough.
-void split(Segment& segment, FreeList& list, Block& block, size_t size_bytes) {
+// Cuts a block that is not free to size_bytes, if the rest is large enough: it becomes a free block of the list.
+void cut(Segment& segment, FreeList& list, Block& block, size_t size_bytes) {
   const size_t rest_bytes = block.size_bytes - size_bytes;
   if (!is_worth_splitting(rest_bytes, segment.is_small)) return;
   std::byte* rest_address = block.address + size_bytes;
@@ -39,9 +39,7 @@ void split(Segment& segment, FreeList& list, Block& block, size_t size_bytes) {
     segment.blocks.erase(rest);
     throw;
   }
-  FreeList::node_type node = list.extract(&block);
   block.size_bytes = size_bytes;
-  list.insert(std::move(node));
 }
 
 }  // namespace
@@ -130,8 +128,7 @@ void* Arena::take_from_source(Pool& pool, size_t segment_bytes) {
   return memory;
 }
 
-void* Arena::serve(FreeList& list, Block& block) {
-  block.free_node = list.extract(&block);
+void* Arena::serve(Block& block) {
   block.is_allocated = true;
   used_bytes_ += block.size_bytes;
   return block.address;
@@ -143,27 +140,29 @@ void* Arena::take_free_block(Pool& pool, size_t size_bytes, bool is_small) {
   const auto found = list.lower_bound(&least);
   if (found == list.end()) return nullptr;
   Block& block = **found;
-  split(find_segment(block.address)->second, list, block, size_bytes);
-  return serve(list, block);
+  block.free_node = list.extract(found);
+  try {
+    cut(find_segment(block.address)->second, list, block, size_bytes);
+  } catch (...) {
+    insert_free(list, block);
+    throw;
+  }
+  return serve(block);
 }
 
 void* Arena::add_segment(Pool& pool, std::byte* memory, size_t segment_bytes, size_t size_bytes, bool is_small) {
   const auto segment = segments_.emplace(memory, Segment{&pool, segment_bytes, is_small, {}}).first;
-  FreeList& list = pool.free_list(is_small);
-  Block* block = nullptr;
   try {
     pool.segments.insert(memory);
-    block = &segment->second.blocks.emplace(memory, Block{memory, segment_bytes, true, {}}).first->second;
-    block->free_node = make_node(block);
-    insert_free(list, *block);
-    split(segment->second, list, *block, size_bytes);
+    Block& block = segment->second.blocks.emplace(memory, Block{memory, segment_bytes, true, {}}).first->second;
+    block.free_node = make_node(&block);
+    cut(segment->second, pool.free_list(is_small), block, size_bytes);
+    return serve(block);
   } catch (...) {
-    if (block != nullptr && !block->is_allocated) list.erase(block);
     pool.segments.erase(memory);
     segments_.erase(segment);
     throw;
   }
-  return serve(list, *block);
 }
 
 Arena::Segments::iterator Arena::find_segment(const void* address) {

@@ -119,7 +119,7 @@ class Arena {
   using Segments = std::map<std::byte*, Segment>;
 
   Segments::iterator find_segment(const void* address);
-  void* serve(FreeList& list, Block& block);
+  void* serve(Block& block);
   void* take_free_block(Pool& pool, size_t size_bytes, bool is_small);
   void* add_segment(Pool& pool, std::byte* memory, size_t segment_bytes, size_t size_bytes, bool is_small);
   void* take_from_source(Pool& pool, size_t segment_bytes);

@@ -1,4 +1,4 @@
-// Memory that somebody else can free when an allocation finds none: ebbtide.lms evicts saved tensors.
+// Memory that ebbtide.lms can free when an allocation finds none: it evicts saved tensors.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Reclaimer {
   void (*explain)(char* text, size_t capacity);
 };
 
-// For all threads. Null functions: nobody can free memory.
+// For all threads. Null functions: no memory can be freed.
 void set_reclaimer(const Reclaimer& reclaimer);
 bool can_reclaim();
 uint64_t reclaim(uint64_t wanted_bytes);

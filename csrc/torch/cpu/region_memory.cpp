@@ -88,7 +88,7 @@ std::string out_of_memory_message(const Pool& pool, uint64_t request_bytes) {
   if (refusal.status == EBBTIDE_OK) return message + ". Pause or free what is not needed now.";
   message += std::string(". ") + refusal.message + ".";
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE) message += " EBBTIDE_SIM_CAPACITY gives the simulator more.";
-  // The refusal is neutral, and who reads this uses Python. The core offers overflow where it is off.
+  // The refusal is neutral, and the reader of this uses Python. The core offers overflow where it is off.
   std::string advice;
   if (refusal.cause == EBBTIDE_CAUSE_DEVICE_LIMIT) advice = "saver.configure(device_limit=...)";
   if (refusal.cause == EBBTIDE_CAUSE_LMS_LIMIT)

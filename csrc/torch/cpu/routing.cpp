@@ -35,20 +35,21 @@ Pool* Routing::current() const {
   return newest_for_all_.load(std::memory_order_acquire);
 }
 
-uint64_t Routing::enter(Pool* pool) {
-  auto frame = std::make_unique<Frame>();
-  frame->use = std::make_shared<Use>();
-  frame->use->pool = pool;
+uint64_t Routing::enter(Pool* pool, bool is_for_all) {
+  const auto use = std::make_shared<Use>(pool, is_for_all);
+  auto frame = std::make_unique<Frame>(Frame{use, innermost});
   std::lock_guard<std::mutex> guard(mutex_);
   const uint64_t token = ++last_token_;
-  uses_.emplace(token, frame->use);
-  frame->outer = innermost;
-  innermost = frame.release();
+  uses_.emplace(token, use);
+  if (is_for_all)
+    newest_for_all_.store(pool, std::memory_order_release);
+  else
+    innermost = frame.release();
   return token;
 }
 
-bool Routing::leave(const Pool* pool) {
-  return end([pool](uint64_t, const Use& use) { return use.pool == pool; });
+bool Routing::leave(const Pool* pool, bool is_for_all) {
+  return end([&](uint64_t, const Use& use) { return use.pool == pool && use.is_for_all == is_for_all; });
 }
 
 bool Routing::restore(uint64_t token) {
@@ -59,31 +60,19 @@ template <typename Predicate>
 bool Routing::end(Predicate matches) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
-    const auto found = std::find_if(uses_.rbegin(), uses_.rend(),
-                                    [&](const auto& entry) { return matches(entry.first, *entry.second); });
+    const auto newest = [&](const auto& is_wanted) {
+      return std::find_if(uses_.rbegin(), uses_.rend(),
+                          [&](const auto& entry) { return is_wanted(entry.first, *entry.second); });
+    };
+    const auto found = newest(matches);
     if (found == uses_.rend()) return false;
     found->second->is_over.store(true, std::memory_order_release);
     uses_.erase(std::next(found).base());
+    const auto for_all = newest([](uint64_t, const Use& use) { return use.is_for_all; });
+    newest_for_all_.store(for_all == uses_.rend() ? nullptr : for_all->second->pool, std::memory_order_release);
   }
   prune();
   return true;
-}
-
-void Routing::enter_all(Pool* pool) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  for_all_.push_back(pool);
-  newest_for_all_.store(pool, std::memory_order_release);
-}
-
-bool Routing::leave_all(const Pool* pool) {
-  std::lock_guard<std::mutex> guard(mutex_);
-  for (auto entry = for_all_.rbegin(); entry != for_all_.rend(); ++entry) {
-    if (*entry != pool) continue;
-    for_all_.erase(std::next(entry).base());
-    newest_for_all_.store(for_all_.empty() ? nullptr : for_all_.back(), std::memory_order_release);
-    return true;
-  }
-  return false;
 }
 
 }  // namespace ebbtide::cpu

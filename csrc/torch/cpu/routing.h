@@ -11,16 +11,18 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace ebbtide::cpu {
 
 struct Pool;
 
-// One thread's use of a pool, or of ordinary memory if `pool` is null.
+// A use of a pool, or of ordinary memory if `pool` is null.
 struct Use {
-  Pool* pool = nullptr;
+  Pool* pool;
+  bool is_for_all;  // threads that have no use of their own; else of one thread
   std::atomic<bool> is_over{false};
+
+  Use(Pool* of, bool for_all) : pool(of), is_for_all(for_all) {}
 };
 
 class Routing {
@@ -28,15 +30,12 @@ class Routing {
   // The pool that serves this thread now. Null means ordinary memory.
   Pool* current() const;
 
-  // enter applies to this thread and returns the token of the frame. leave ends the newest use of that pool, and
-  // restore ends the use with that token. Any thread may end a use, because a generator that is suspended in a region
-  // may be collected in any thread. False if there is no such use.
-  uint64_t enter(Pool* pool);
-  bool leave(const Pool* pool);
+  // enter applies to this thread, or to all, and returns the token of the use. leave ends the newest such use of that
+  // pool, and restore ends the use with that token. Any thread may end a use, because a generator that is suspended in
+  // a region may be collected in any thread. False if there is no such use.
+  uint64_t enter(Pool* pool, bool is_for_all = false);
+  bool leave(const Pool* pool, bool is_for_all = false);
   bool restore(uint64_t token);
-
-  void enter_all(Pool* pool);
-  bool leave_all(const Pool* pool);
 
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
@@ -49,7 +48,6 @@ class Routing {
   std::mutex mutex_;
   uint64_t last_token_ = 0;
   std::map<uint64_t, std::shared_ptr<Use>> uses_;  // by token
-  std::vector<Pool*> for_all_;
 };
 
 }  // namespace ebbtide::cpu

@@ -41,7 +41,7 @@ class CpuPools:
         ]
 
     def used_blocks(self, pools: Sequence[int]) -> Sequence[UsedBlock]:
-        """See PoolBackend. Nobody records where a block was made."""
+        """See PoolBackend. Where a block was made is not recorded."""
         return [
             UsedBlock(address + offset, length)
             for pool in pools
@@ -61,10 +61,7 @@ class CpuPools:
 
     def uses(self, pool: int, takes_all_threads: bool) -> Sequence[PoolUse]:
         """See PoolBackend."""
-        there = self._extension
-        if takes_all_threads:
-            return (PoolUse(there.pool_enter_all, (pool,), (there.pool_leave_all,)),)
-        return (PoolUse(there.pool_enter, (pool,), (there.pool_leave,)),)
+        return (PoolUse(self._extension.pool_enter, (pool, takes_all_threads), (self._extension.pool_leave,)),)
 
     def suspension(self) -> Sequence[PoolUse]:
         """See PoolBackend. Pools that other threads opened for all are left as well."""

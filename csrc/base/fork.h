@@ -3,14 +3,20 @@
 #include <mutex>
 #include <vector>
 
-// Open files that a forked child does not keep: the child would hold their locks and their space for a parent that is
-// gone.
+// What this library does around a fork. Before: it takes the lock of the private files, so that none is half open.
+// After: it releases the lock; the child closes these files first. The child of a process that has begun a core is a
+// forked child from then on (invariant 10).
 namespace ebbtide {
 
+void note_core_begun();
+bool is_forked_child() noexcept;
+
+// Open files that a forked child does not keep: the child would hold their locks and their space for a parent that is
+// gone.
 class PrivateFiles {
  public:
   static PrivateFiles& instance();
-  // While it is held nobody forks: what is opened is remembered, or closed again, before a child can have it.
+  // While it is held no fork happens: what is opened is remembered, or closed again, before a child can have it.
   std::unique_lock<std::mutex> hold_forks() { return std::unique_lock(mutex_); }
   // open: makes a descriptor, or -1 and errno. Returns what it returned.
   template <typename Open>
@@ -31,7 +37,7 @@ class PrivateFiles {
  private:
   PrivateFiles() = default;
   bool forget(int file) noexcept;
-  void close_all_in_child() noexcept;
+  void after_fork_in_child() noexcept;
   std::mutex mutex_;
   std::vector<int> files_;
 };
