@@ -35,14 +35,14 @@ constexpr int kMostInterrupts = 100;  // of one `_close`, which is then given up
 
 // --- AllocationScope ---
 
-// What a `with` over an AllocationScope calls at its end.
+// The call at the end of a `with` over an AllocationScope.
 struct Exit {
   explicit Exit(py::object of) : owner(std::move(of)) {}
   Exit(const Exit&) = delete;
   Exit& operator=(const Exit&) = delete;
   ~Exit();
   const py::object owner;
-  FramePointer frame;  // what the `with` opened; a closed one if it had nothing to open
+  FramePointer frame;  // of the `with`; a closed one if it had nothing to open
 };
 
 // Looked up, and called by the `with` that is about to enter. Leaked on purpose.
@@ -51,17 +51,17 @@ std::weak_ptr<Exit>& newest_exit() {
   return *newest;
 }
 
-// exception: what `__exit__` is given.
+// exception: the arguments of `__exit__`.
 bool ends_generator(const py::args& exception) {
   return !exception.empty() && exception[0].ptr() == PyExc_GeneratorExit;
 }
 
-// What was entered inside it is still open, and took what was allocated since.
+// A scope that was entered inside it is still open, and took the allocations since then.
 void warn_of_inner(const Frame& frame, const Frame& inner) {
   const std::string message =
       frame.name() + " ends before " + inner.name() +
-      ", which was entered inside it: a generator or a task waits in there, and what this thread allocated meanwhile "
-      "belongs to the latter. Don't yield or await inside a region";
+      ", which was entered inside it: a generator or a task waits in there, and this thread's allocations meanwhile "
+      "belong to the latter. Don't yield or await inside a region";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) throw py::error_already_set();
 }
 
@@ -171,7 +171,7 @@ void exit_scope(const py::object& self, const py::args& exception) {
   close_scope(self, exception.size() > 1 ? py::object(exception[1]) : py::none());
 }
 
-// Dropped inside: as the end of a generator would. Python reports what this raises.
+// Dropped inside: as the end of a generator would. Python reports errors of this.
 void drop_scope(const py::object& self) {
   if (self.attr("_is_open").cast<bool>()) close_scope(self, py::none());
 }

@@ -18,7 +18,7 @@
 // that is gone.
 //
 // Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
-// mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
+// mapping see the writes of O_DIRECT, and the reverse: the kernel first writes out and drops the pages of the range.
 namespace ebbtide {
 
 // Calls whose results differ between file systems; tests pass functions that fail.

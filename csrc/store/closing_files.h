@@ -13,7 +13,7 @@ namespace ebbtide {
 struct FileCalls;
 
 // Closes a private file in the background, or at once if the system starts no thread. In the child of a fork, which has
-// closed it, it does nothing. Frees the first free_bytes of it before that, whoever else has a mapping of it.
+// closed it, it does nothing. Frees the first free_bytes of it before that, even if another process has it mapped.
 void close_later(int file, size_t free_bytes, const FileCalls& calls) noexcept;
 // Waits until no file is left to close.
 void wait_until_closed() noexcept;

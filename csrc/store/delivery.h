@@ -55,7 +55,7 @@ class Delivery {
   // Waits until this many have arrived, or something failed, which finish() throws.
   void wait_for(size_t count);
   // Waits for the end, successful or not; after it, nothing uses the engine. Called by one thread. Each call throws
-  // what failed: the store's error, DriverError, or StateError if the delivery was cancelled before all bytes had
+  // the failure: the store's error, DriverError, or StateError if the delivery was cancelled before all bytes had
   // arrived.
   void finish();
   // Cancels the rest. By any thread.

@@ -6,7 +6,7 @@
 // Files of backups that a folder shows: "ebbtide_backup_<process>_<random>_<number>".
 //
 // A living file is locked (flock) by the process that made it, for as long as the process has the descriptor, which its
-// forked children close. So a file that can be locked belongs to nobody any more: the next process that makes a named
+// forked children close. So a file that can be locked belongs to no living process: the next process that makes a named
 // file in the folder removes it. Where the file system has no such locks, nothing is removed that way.
 namespace ebbtide {
 

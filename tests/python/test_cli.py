@@ -131,8 +131,8 @@ def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
 def test_doctor_says_what_is_unusual_first_and_hides_defaults(run_command) -> None:
     text = run_command("doctor", EBBTIDE_HOST_LIMT="5GiB", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_SUMMARY="1").stdout
     lines = [line.strip() for line in text.splitlines()]
-    sections = [line for line in lines if line in ("what is wrong or unusual", "software", "driver", "settings")]
-    assert sections[0] == "what is wrong or unusual"
+    sections = [line for line in lines if line in ("problems and unusual findings", "software", "driver", "settings")]
+    assert sections[0] == "problems and unusual findings"
     unusual = lines[: lines.index("software")]
     assert unusual[unusual.index(sections[0]) + 1].startswith("settings: EBBTIDE_HOST_LIMIT ")
     assert "EBBTIDE_HOST_LIMIT has the unknown unit 'x'" in " ".join(unusual)

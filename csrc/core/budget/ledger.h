@@ -42,14 +42,14 @@ class Ledger {
   };
   // If the program has closed the file, this process counts alone from then on, and has every turn.
   Turn take_turn() const;
-  // In a turn: makes a file whole that somebody has truncated. What others hold counts again when they tell it next.
+  // In a turn: makes a truncated file whole. Memory of other processes counts again when they report it next.
   // Throws StateError where the system refuses.
   void mend() const;
 
   // The holdings of all other living processes. Read before the system's numbers, so that pages touched in between
   // count twice rather than never.
   policy::HostHoldings others() const noexcept;
-  // What this process holds. Does nothing in a file that is to be mended.
+  // Reports this process's memory. Does nothing in a file that is to be mended.
   void publish(const policy::HostHoldings& mine) const noexcept;
 
   static constexpr uint32_t kSlotCount = 256;

@@ -10,8 +10,8 @@
 
 namespace ebbtide {
 
-// kSnapshot: of what is away; the bytes are neither overwritten nor given back. kWindow: also of a backup that a resume
-// retained; the bytes are not given back, and the next pause into this backup refreshes them where they are.
+// kSnapshot: of bytes that are away, and are neither overwritten nor given back. kWindow: also of a backup that a
+// resume retained; the bytes are not given back, and the next pause into this backup refreshes them where they are.
 enum class ViewKind { kSnapshot, kWindow };
 
 // A view of stored bytes. They stay readable for as long as it lives.

@@ -25,7 +25,7 @@ class Operation {
  public:
   static std::unique_ptr<Operation> claim(Core& core, OperationKind kind, OperationRequest request);
   // The tags whose content claim() would move, in the order of the request. Waits for the tags, and refuses tags and
-  // captures, as it does; but takes nothing, so that what is scarce shows only there. Nothing is held afterwards.
+  // captures, as it does; but takes no memory, so a shortage shows only there. Nothing is held afterwards.
   static std::vector<std::string> preview(Core& core, OperationKind kind, OperationRequest request);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -68,7 +68,7 @@ class Operation {
   bool must_separate_ = false;
   std::string tag_names_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  uint64_t peer_generation_ = 0;  // as of when what it maps is mapped for
+  uint64_t peer_generation_ = 0;  // of the devices that its mappings are made for
   bool is_finished_ = false;
 };
 

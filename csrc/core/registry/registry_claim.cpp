@@ -200,14 +200,13 @@ Selection Registry::claim_idle(const std::function<bool(const Allocation&)>& con
 
 namespace {
 
-// Whether the tag is left midway: some of what the operation held of it has moved and some has not.
+// Whether the tag is midway: some of the allocations that the operation held have moved and some have not.
 bool is_left_partial(const Tag& tag, const TagClaim& claim) noexcept {
   bool is_any_away = false, is_any_here = false;
   for (const auto& [sequence, allocation] : tag.allocations) {
     if (!allocation->is_held || allocation->is_doomed) continue;
     is_any_away |= allocation->is_away();
-    // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is
-    // not.
+    // Memory that a pause has yet to give back counts as remaining work; memory that a resume could not use does not.
     is_any_here |= allocation->device_bytes() > 0 || (claim.takes_stale_memory && allocation->has_stale_memory());
   }
   return is_any_away && is_any_here;

@@ -41,7 +41,7 @@ class CpuPools:
         ]
 
     def used_blocks(self, pools: Sequence[int]) -> Sequence[UsedBlock]:
-        """See PoolBackend. Nobody records where a block was made."""
+        """See PoolBackend. torch does not record where a block was made."""
         return [
             UsedBlock(address + offset, length)
             for pool in pools
