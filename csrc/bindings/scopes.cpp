@@ -1,24 +1,5 @@
-// `with` blocks that an interrupt cannot leave half entered or half exited.
-//
-// Facts about CPython that this relies on:
-// - Python runs signal handlers and asynchronous exceptions where a call returns to bytecode, where a function begins
-//   and where a loop goes back. It never does so inside C, nor between a C `__enter__` and the block that it guards
-//   (BEFORE_WITH, SETUP_WITH in 3.10). This was read in CPython's source; tests do not look at bytecode, but interrupt
-//   loops of such blocks. The call of `__exit__` is one such C call, and everything before it belongs to the block. So
-//   a `with` is intact if its `__enter__` and `__exit__` run no bytecode after the step that counts.
-// - Python 3.14 calls `__enter__` by a plain CALL, after which an exception may arrive outside the block. By then it
-//   has looked `__exit__` up. So that attribute is an object (Exit) that belongs to this one `with`, and closes the
-//   frame if it is destroyed without having been called.
-// - That object also knows its frame when another thread calls it: a generator suspended inside a `with` may be
-//   collected in any thread.
-// - Between the look-up of `__exit__` and the call of `__enter__` no bytecode of another thread runs.
-//
-// AllocationScope is short. `_prepare(frame)` in Python fills the frame and may be interrupted anywhere. Then C closes
-// what the frame holds, or shows the frame to torch.
-//
-// Scope is long. `_open()` and `_close()` are Python. An interrupted `_close` runs again until it completes, so it must
-// start from any state that `_open` or an earlier `_close` left. It returns its own failure instead of raising it; an
-// exception that it raises is an interrupt.
+// `with` blocks that an interrupt cannot leave half entered or half exited: csrc/DESIGN.md, How a `with` survives an
+// interrupt.
 #include <pthread.h>
 #include <pybind11/stl.h>
 

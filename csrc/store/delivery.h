@@ -14,12 +14,10 @@
 #include "store/delivery_board.h"
 #include "store/store.h"
 
-// A copy to the device that makes no driver calls once it has begun.
-//
-// One kernel does all of it, in the order of its pieces. Threads here only fill the slots that it reads, and follow its
-// progress through words of pinned memory. So streams may wait for it on the device: a call that waits for the device
-// inside the driver (loading a kernel at its first launch, cudaFree) waits for the delivery, but the delivery never
-// waits for such a call.
+// A copy to the device that makes no driver calls once it has begun. One kernel does all of it, in the order of its
+// pieces; threads fill the slots that it reads, and follow its progress through words of pinned memory. So streams may
+// wait for it: a driver call that waits for the device (loading a kernel, cudaFree) waits for the delivery, but the
+// delivery never waits for such a call.
 namespace ebbtide {
 
 class Delivery {

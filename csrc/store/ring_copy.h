@@ -11,9 +11,8 @@
 
 // Moves bytes between device memory and a store: device <-> pinned ring <-> store, or device <-> store if the copy
 // engine can access the store directly. Jobs are submitted while others run, so that mapping, unmapping and hashing
-// overlap with the bus.
-//
-// A piece crosses the bus whole, and all pieces use one stream. Threads share the work on each piece on the host side.
+// overlap with the bus. A piece crosses the bus whole, and all pieces use one stream. Threads share a piece's host
+// side.
 namespace ebbtide {
 
 class RingCopy {

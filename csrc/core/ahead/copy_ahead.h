@@ -10,11 +10,9 @@
 
 namespace ebbtide {
 
-// One step of copies ahead of a pause: blocks of one tag that are in use, and that their backup does not have yet, are
-// copied into it, with their digests. The next pause copies those that have changed since.
-//
-// A step is short, since frees and pauses meanwhile wait for its end. It takes nothing away, so kernels may
-// write while it copies: then the digest, which is of the bytes in the store, is not that of the block.
+// One step of copies ahead of a pause: copies used blocks of one tag that the backup lacks, with their digests. The
+// next pause copies those that have changed since. A step is short, since frees and pauses meanwhile wait for its end.
+// Kernels may write while it copies: then the digest, which is of the bytes in the store, is not that of the block.
 class CopyAhead final : public Move {
  public:
   // request outlives it; its `ahead` says where to begin, and is set to where the next step begins once all has landed.

@@ -10,14 +10,8 @@
 
 #include "policy/host_room.h"
 
-// How much host memory each process of a run holds: a small file with a slot for each.
-//
-// - A slot belongs to the process that locks its first byte. The lock is one of the open file, which the kernel drops
-//   when the process ends, in whatever way. So process numbers do not matter, the slot of a dead process counts as
-//   nothing, and it is reused.
-// - The file is read and written, never mapped: its owner may truncate it at any time, which ends a process that
-//   accesses a mapping of it.
-// - A slot has a check number, since the system may interrupt a write. One that does not match tells nothing.
+// How much host memory each process of a run holds: a small file with a slot for each (csrc/DESIGN.md, How a run shares
+// a host limit). A slot belongs to the process that locks its first byte.
 namespace ebbtide {
 
 class Ledger {

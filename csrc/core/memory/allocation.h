@@ -14,12 +14,10 @@
 #include "core/memory/host_twins.h"
 #include "vmm/address_arena.h"
 
-// One contiguous address range that was handed to the caller, and the chunks behind it.
-//
-// The tag, the policy, the device and the addresses never change. The backing of a chunk belongs to the allocation's
-// holder: the allocator until it is registered, an operation while is_held, the free once it has left the registry.
-// Any thread may read place at any time. is_unused belongs to the operations. The registry's lock guards is_held,
-// is_doomed, is_trimmed, stored, verdicts and counted.
+// One contiguous address range that was handed to the caller, and the chunks behind it. The backing of a chunk belongs
+// to the holder: the allocator until registration, an operation while is_held, the free after the registry. Any thread
+// may read place. is_unused belongs to the operations; the registry's lock guards is_held, is_doomed, is_trimmed,
+// stored, verdicts and counted. Tag, policy, device and addresses never change.
 namespace ebbtide {
 
 struct Tag;

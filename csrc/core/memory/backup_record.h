@@ -38,12 +38,10 @@ struct StoredBlock {
   void mark_stored() { is_constant = is_unused = false; }
 };
 
-// The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the
-// host memory that they take.
-//
-// It belongs to the holder of the allocation. A view of the bytes (backup_of) holds the record, and `views` or
-// `windows`. While there are views, the bytes are neither overwritten nor given back. While there are windows, they are
-// not given back, and a pause that overwrites them writes all that the windows show, also blocks of one value.
+// The bytes of an allocation while they are away or retained, with the charge for their host memory. It belongs to the
+// holder of the allocation, and to each view of the bytes, which also holds `views` or `windows`. With views, the bytes
+// are neither overwritten nor given back. With windows, they are not given back, and a pause that overwrites them
+// writes all blocks that the windows show, also those of one value.
 struct BackupRecord {
   BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}

@@ -15,10 +15,9 @@ namespace ebbtide {
 using Allocations = std::vector<std::shared_ptr<Allocation>>;
 
 // A step of an operation with the allocations that it holds: take them away, bring them back, copy them to other
-// memory. Each kind names its claims, so that neither the registry nor the operation knows kinds.
-//
-// The operation calls claim(), prepare(), then run_device() and end_device() for each device, run_last() if no device
-// failed, and settle() in any case.
+// memory. Each kind names its claims, so that neither the registry nor the operation knows kinds. The operation calls
+// claim(), prepare(), then run_device() and end_device() for each device, run_last() if no device failed, and settle()
+// in any case.
 class Move {
  public:
   // request outlives it. kind: the one that its report names.

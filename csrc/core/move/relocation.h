@@ -10,12 +10,10 @@
 
 namespace ebbtide {
 
-// Moves chunks to other memory at the same addresses. The new memory first lies behind addresses of its own, those of a
-// spare allocation, until all bytes are in it. Then each handle of old memory is unmapped, and the new memory mapped in
-// its place. If that fails, the old memory is mapped again; if that fails too, the chunks are detached.
-//
-// Chunks that share a handle move together, each to a handle of its own. Memory that a failure leaves to the spare
-// allocation is freed like any other memory.
+// Moves chunks to other memory at the same addresses, each to a handle of its own. The new memory first lies behind the
+// addresses of a spare allocation, until all bytes are in it. Then each old handle is unmapped, with all its chunks,
+// and the new memory mapped. If that fails, the old memory is mapped again; if that fails too, the chunks are detached.
+// The rest of the spare allocation is freed like any other memory.
 class Relocation : public Move {
  public:
   bool takes_memory_away() const final { return true; }

@@ -10,15 +10,10 @@
 #include "core/move/move.h"
 #include "core/resume/arrivals.h"
 
-// An operation in two phases. claim() selects, checks and takes whatever will be needed; it can be abandoned without a
-// trace. commit() moves the bytes.
-//
-// It is made of moves: a pause is one, a swap is a pause and a resume. All of them are claimed in one step, so that two
-// operations never wait for each other. Where named allocations that leave share handles with others, claim() first
-// gives each chunk a handle of its own (Separation), under the same hold of the tags.
-//
-// Invariant 3: commit() that fails before the first byte is given up leaves everything as it was; after that every
-// chunk is whole somewhere, and the same operation, claimed again, finishes it.
+// An operation in two phases, made of moves: a pause is one, a swap is a pause and a resume. claim() selects, checks
+// and takes all resources in one step, and can be abandoned without a trace; it separates shared handles first.
+// commit() moves the bytes. Invariant 3: if it fails before the first byte is given up, everything stays as it was;
+// after that every chunk is whole somewhere, and the same operation, claimed again, finishes it.
 namespace ebbtide {
 
 class Operation {

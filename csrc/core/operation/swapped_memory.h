@@ -12,11 +12,9 @@
 namespace ebbtide {
 
 // Device memory that changes hands during a swap, on one device. The giving side offers what it releases, the taking
-// side takes it. Together they hold at most limit_bytes at any moment.
-//
-// A handle can't be split. One whose exact size is wanted is handed over. Any other is released, and its bytes are
-// created anew in the wanted sizes. This always ends: kept handles are a part of the wanted ones, so at the latest
-// when everything was offered there is room for the next taker.
+// side takes it; together they hold at most limit_bytes. A handle of a wanted size is handed over. Any other is
+// released, and its bytes are created anew in the wanted sizes. This always ends: kept handles are a part of the wanted
+// ones, so once everything was offered there is room for the next taker.
 class SwappedMemory {
  public:
   struct Handle {

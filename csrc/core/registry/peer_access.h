@@ -10,13 +10,10 @@
 
 namespace ebbtide {
 
-// Lets the devices of the process use each other's memory (see driver/peers.h). Every mapping is also made accessible
-// to the peers of its device. When another device becomes live, earlier mappings catch up. Peers are optional: if the
-// driver refuses them access, it is logged, and no call fails.
-//
-// A generation is a set of live devices. To map memory: read the generation, fetch the peers, map, register, then call
-// catch_up(). Memory that was not registered yet when others caught up is then not missed. Nothing here waits for an
-// operation (invariant 12): an operation catches up with its own allocations when it ends.
+// Lets the devices of the process use each other's memory (see driver/peers.h); a refusal is logged, and no call fails.
+// A generation is a set of live devices: when another one becomes live, earlier mappings catch up. To map memory: read
+// the generation, fetch the peers, map, register, then call catch_up(). Nothing here waits for an operation (invariant
+// 12), which catches up with its own allocations when it ends.
 class PeerAccess {
  public:
   PeerAccess(Registry& registry, DeferredFrees& frees) : registry_(registry), frees_(frees) {}
