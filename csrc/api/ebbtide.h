@@ -1,8 +1,9 @@
 /* ebbtide: GPU memory that leaves and comes back. The C API, version 1.
  *
- * This header includes ebbtide_ahead.h (copies ahead of a pause), ebbtide_causes.h (what refused), ebbtide_queries.h
- * (allocations, tags, statistics and events), ebbtide_lms.h (large model support) and ebbtide_threads.h (policies of
- * threads). ebbtide_settings.h, which sets and shows limits and options by name, is separate.
+ * This header includes ebbtide_ahead.h (copies ahead of a pause), ebbtide_causes.h (causes of refusals),
+ * ebbtide_queries.h (allocations, tags, statistics and events), ebbtide_lms.h (large model support) and
+ * ebbtide_threads.h (policies of threads). ebbtide_settings.h, which sets and shows limits and options by name, is
+ * separate.
  *
  *   ebbtide_error error = EBBTIDE_ERROR_INIT;
  *   void *weights = NULL;
@@ -17,8 +18,9 @@
  * Conventions
  * - Every function that can fail returns ebbtide_status and fills *error unless error is NULL. Outputs are written on
  *   success only.
- * - Initialise what you pass in with its _INIT macro, where there is one. Structs may grow in another version, so
- *   compile a program with the headers of the library that it runs with: ebbtide_api_version() is EBBTIDE_API_VERSION.
+ * - Initialise structs that you pass in with their _INIT macro, where there is one. Structs may grow in another
+ * version, so compile a program with the headers of the library that it runs with: ebbtide_api_version() is
+ * EBBTIDE_API_VERSION.
  * - Any function may be called from any thread. None takes the Python GIL, throws a C++ exception or ends the process.
  * - Allocation and free (ebbtide_alloc, ebbtide_free, the slot functions) never wait for an operation. Operations on
  *   the same tags wait for one another.
@@ -59,7 +61,7 @@ typedef struct ebbtide_error {
   int32_t code;                         /* DRIVER_ERROR: the CUresult */
   char call[64];                        /* DRIVER_ERROR: "cuMemMap" */
   char arguments[256];                  /* DRIVER_ERROR: "ptr=0x7f.., size=2097152, ..." */
-  char message[1024];                   /* some sentences that say what to do */
+  char message[1024];                   /* some sentences, with advice */
   int32_t cause;                        /* ebbtide_cause, of ebbtide_causes.h */
 } ebbtide_error;
 #define EBBTIDE_ERROR_INIT {EBBTIDE_OK, -1, 0, 0, EBBTIDE_UNLIMITED, 0, {0}, {0}, {0}, 0}
@@ -93,8 +95,8 @@ EBBTIDE_API ebbtide_status ebbtide_device_count(int32_t* count, ebbtide_error* e
 EBBTIDE_API ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, ebbtide_error* error);
 EBBTIDE_API ebbtide_status ebbtide_driver_version(int32_t* version, ebbtide_error* error); /* 13000 for CUDA 13.0 */
 
-/* Visits every capability: its name ("vmm", "rdma", "host_memory", ...), whether it is available, what the probe found,
- * and what to do about it ("" if nothing). */
+/* Visits every capability: its name ("vmm", "rdma", "host_memory", ...), whether it is available, the probe's finding,
+ * and advice ("" if there is nothing to do). */
 typedef void (*ebbtide_visit_capability)(void* user, const char* name, bool is_available, const char* found,
                                          const char* advice);
 EBBTIDE_API ebbtide_status ebbtide_visit_capabilities(int32_t device, ebbtide_visit_capability visit, void* user,
@@ -109,9 +111,9 @@ typedef enum ebbtide_backup_kind {
   EBBTIDE_BACKUP_DISK = 3
 } ebbtide_backup_kind;
 
-/* What happens when the device has too little memory for an allocation. NONE: OUT_OF_MEMORY. The others use host memory
- * behind the same contiguous address, which the device reaches over the bus. SPLIT: the front fills the device down to
- * the reserve, and the rest goes to the host. WHOLE: an allocation larger than the whole fraction of the free
+/* The answer to an allocation for which the device has too little memory. NONE: OUT_OF_MEMORY. The others use host
+ * memory behind the same contiguous address, which the device reaches over the bus. SPLIT: the front fills the device
+ * down to the reserve, and the rest goes to the host. WHOLE: an allocation larger than the whole fraction of the free
  * memory goes to the host completely, and a smaller one to the device. */
 enum ebbtide_overflow { EBBTIDE_OVERFLOW_NONE, EBBTIDE_OVERFLOW_SPLIT, EBBTIDE_OVERFLOW_WHOLE };
 typedef struct ebbtide_policy {
@@ -127,7 +129,7 @@ typedef struct ebbtide_policy {
 /* A new allocation: resident, zeroed, its size rounded up to the device's granularity. policy NULL: the defaults. */
 EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
                                          uint64_t size_bytes, void** address, ebbtide_error* error);
-/* address: what ebbtide_alloc returned, or NULL (does nothing). Waits for the device, as cudaFree does, but never for
+/* address: a result of ebbtide_alloc, or NULL (does nothing). Waits for the device, as cudaFree does, but never for
  * an operation: an operation that holds the memory frees it when it ends. During a capture the free is deferred. */
 EBBTIDE_API ebbtide_status ebbtide_free(void* address, ebbtide_error* error);
 /* Fills the host pool up to the setting host_pool, with memory near this device. STORE_ERROR if the host has too
@@ -187,13 +189,14 @@ typedef struct ebbtide_range {
   uint64_t address, size_bytes;
 } ebbtide_range;
 
-typedef struct ebbtide_moved ebbtide_moved; /* the allocations that a pause took memory from: ebbtide_make_moved */
+typedef struct ebbtide_paused_set
+    ebbtide_paused_set; /* the allocations that a pause took memory from: ebbtide_make_paused_set */
 typedef struct ebbtide_request {
   const char* const* tags; /* tag_count names; duplicates are ignored */
   size_t tag_count;        /* 0: every tag */
   bool missing_ok;         /* skips unknown tags; else an unknown tag is a STATE_ERROR that lists the known ones */
   bool keeps_host; /* promote: keeps the host memory that the bytes come from, as long as nothing else needs it, so that
-                      a later demote copies only what has changed. It counts on host_limit. */
+                      a later demote copies only changed blocks. It counts on host_limit. */
   int32_t backup;  /* pause: the ebbtide_backup_kind of this pause; default AS_ALLOCATED */
   int32_t retain;  /* resume: 1 or 0 overrides each allocation's policy; default -1: the policies apply */
   /* Restricts the tags to address_count allocations, given by their first addresses. A resume may have put several
@@ -211,7 +214,7 @@ typedef struct ebbtide_request {
   size_t order_count;
   /* pause: receives the allocations that moved, also if the pause fails midway. resume: only these are resumed; those
    * freed or trimmed since are skipped. Default NULL. */
-  ebbtide_moved* moved;
+  ebbtide_paused_set* paused_set;
   /* demote: at most this much device memory leaves. promote: at most this much is taken on each device. Default
    * UINT64_MAX. */
   uint64_t max_bytes;
@@ -256,17 +259,17 @@ EBBTIDE_API ebbtide_status ebbtide_read_report(const ebbtide_report* report, ebb
 EBBTIDE_API ebbtide_status ebbtide_visit_report(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
                                                 ebbtide_error* error);
 /* Visits the device memory that ebbtide still holds after the operation: bytes by (tag, device). */
-EBBTIDE_API ebbtide_status ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
-                                              ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_visit_remaining(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
+                                                   ebbtide_error* error);
 EBBTIDE_API void ebbtide_free_report(ebbtide_report* report);
 
-/* A request's moved, to resume exactly what one pause moved. Pause with a new one. Resume with the same one, and with
- * the tags that ebbtide_visit_moved visits (if the request names no tags, the resume holds every tag). */
-EBBTIDE_API ebbtide_status ebbtide_make_moved(ebbtide_moved** moved, ebbtide_error* error);
+/* A request's paused_set, to resume exactly what one pause moved. Pause with a new one. Resume with the same one, and
+ * with the tags that ebbtide_visit_paused_set visits (if the request names no tags, the resume holds every tag). */
+EBBTIDE_API ebbtide_status ebbtide_make_paused_set(ebbtide_paused_set** set, ebbtide_error* error);
 typedef void (*ebbtide_visit_name)(void* user, const char* tag);
-EBBTIDE_API ebbtide_status ebbtide_visit_moved(const ebbtide_moved* moved, ebbtide_visit_name visit, void* user,
-                                               ebbtide_error* error);
-EBBTIDE_API void ebbtide_free_moved(ebbtide_moved* moved);
+EBBTIDE_API ebbtide_status ebbtide_visit_paused_set(const ebbtide_paused_set* set, ebbtide_visit_name visit, void* user,
+                                                    ebbtide_error* error);
+EBBTIDE_API void ebbtide_free_paused_set(ebbtide_paused_set* set);
 /* The number of pauses that moved memory of the tag, which tells whether it was paused again; 0 for an unknown tag. */
 EBBTIDE_API ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_error* error);
 
@@ -279,8 +282,8 @@ EBBTIDE_API ebbtide_status ebbtide_resume(const ebbtide_request* request, ebbtid
 
 /* Pauses the tags of leaving and resumes those of returning at the same time. Neither may be empty, and no tag may be
  * in both. Device memory stays within the larger of the two plus 256 MiB (or plus the largest chunk that comes back);
- * host memory stays within what both need. OUT_OF_MEMORY and STORE_ERROR before anything moves leave both as they were.
- * After a later failure, a pause and a resume finish them. */
+ * host memory stays within the need of both. OUT_OF_MEMORY and STORE_ERROR before anything moves leave both as they
+ * were. After a later failure, a pause and a resume finish them. */
 EBBTIDE_API ebbtide_status ebbtide_swap(const ebbtide_request* leaving, const ebbtide_request* returning,
                                         ebbtide_report** pause_report, ebbtide_report** resume_report,
                                         ebbtide_error* error);
@@ -306,10 +309,10 @@ EBBTIDE_API ebbtide_status ebbtide_promote(const ebbtide_request* request, ebbti
 
 /* Moves memory from the device to host memory that the device reads and writes at the same addresses, over the bus: in
  * the order of addresses, until request->max_bytes have gone. Allocations of every policy move; those that are paused
- * or on the host are skipped. Memory moves by driver handles; one that is larger than what is left of max_bytes stays.
+ * or on the host are skipped. Memory moves by driver handles; one that is larger than the rest of max_bytes stays.
  * Nothing may use the tags meanwhile. STATE_ERROR while a lease on one of them is open. STORE_ERROR, with nothing
- * moved, where the host has too little memory for all of it. ebbtide_promote is the way back; what one with keeps_host
- * brought, and has not changed since, is not copied. */
+ * moved, where the host has too little memory for all of it. ebbtide_promote is the way back; memory that one with
+ * keeps_host brought, and has not changed since, is not copied. */
 EBBTIDE_API ebbtide_status ebbtide_demote(const ebbtide_request* request, ebbtide_report** report,
                                           ebbtide_error* error);
 
@@ -332,10 +335,10 @@ EBBTIDE_API ebbtide_status ebbtide_pending_wait(ebbtide_pending* pending, ebbtid
 /* Frees the handle. The resume goes on, and the end of the process waits for it. */
 EBBTIDE_API void ebbtide_free_pending(ebbtide_pending* pending);
 
-/* What an operation of this kind would meet now, for callers that must prepare for it. Waits until no other operation
- * holds the tags, refuses unknown and leased tags and captures as the operation would, and visits the tags whose
- * content would move. Nothing is held afterwards, so the operation itself may still be refused; too little memory shows
- * only there. A trim without addresses stands for all allocations. */
+/* The tags that an operation of this kind would move now, for callers that must prepare for it. Waits until no other
+ * operation holds the tags, refuses unknown and leased tags and captures as the operation would, and visits the tags
+ * whose content would move. Nothing is held afterwards, so the operation itself may still be refused; too little memory
+ * shows only there. A trim without addresses stands for all allocations. */
 EBBTIDE_API ebbtide_status ebbtide_preview(ebbtide_operation_kind kind, const ebbtide_request* request,
                                            ebbtide_visit_name visit, void* user, ebbtide_error* error);
 /* Waits until no operation holds any of the request's tags. Whether an operation failed is told by its own call. */

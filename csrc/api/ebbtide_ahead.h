@@ -23,11 +23,11 @@ typedef struct ebbtide_ahead {
 } ebbtide_ahead;
 #define EBBTIDE_AHEAD_INIT {33554432, 0, false, false, 0, 0, NULL, 0}
 
-/* One step of copying what is in use into its backup, so that the next pause of the tag copies only what has changed
- * since: call it until progress->is_over, in a thread of its own and with pauses between the calls where the program's
- * own copies go first. Kernels may use the memory, and write it. What has a backup with the same bytes already, has
- * none by its policy, is away, on the host or of one repeated value is left out, and so is what somebody looks at
- * (ebbtide_backup_of, ebbtide_retained_backup_of).
+/* One step of copying used memory into its backup, so that the next pause of the tag copies only the blocks that
+ * changed since: call it until progress->is_over, in a thread of its own and with pauses between the calls where the
+ * program's own copies go first. Kernels may use the memory, and write it. A step skips memory that has a backup with
+ * the same bytes already or none by its policy, is away, on the host or of one repeated value, and memory whose backup
+ * has a view (ebbtide_backup_of, ebbtide_retained_backup_of).
  *
  * The tag is held for the length of a step: pauses of it wait so long, the beginning of a capture too. Memory that is
  * freed meanwhile goes back at the end of the step, and an allocation that finds too little waits for that. A step that
@@ -36,12 +36,12 @@ typedef struct ebbtide_ahead {
  *
  * Host memory is held until a resume of the tag that does not retain it, or until the tag's memory is freed. It goes
  * earlier where a pause or an allocation would else be refused for want of host memory. With the setting copy_ahead, a
- * resume keeps the backup unless it is told otherwise, so that later steps copy only what has changed. What a retained
- * backup shows of a block that is copied here is no longer what the last pause left there. After an error the same step
+ * resume keeps the backup unless it is told otherwise, so that later steps copy only changes. Afterwards a
+ * retained backup shows a block that is copied here as of the step, not of the last pause. After an error the same step
  * may be tried again.
  *
- * report may be NULL: copied, and as clean, unused and constant what needed no copy; the note says where nothing can be
- * copied ahead. STATE_ERROR for an unknown tag; STORE_ERROR where the host has too little memory. */
+ * report may be NULL: copied, and as clean, unused and constant the bytes that needed no copy; the note says where
+ * nothing can be copied ahead. STATE_ERROR for an unknown tag; STORE_ERROR where the host has too little memory. */
 EBBTIDE_API ebbtide_status ebbtide_copy_ahead(const char* tag, ebbtide_ahead* progress, ebbtide_report** report,
                                               ebbtide_error* error);
 

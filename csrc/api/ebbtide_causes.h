@@ -1,5 +1,5 @@
-/* What refused, for callers that add advice of their own to ebbtide_error.message. A part of the C API, version 1;
- * ebbtide.h includes this header and has its conventions. */
+/* The causes of refusals, for callers that add advice of their own to ebbtide_error.message. A part of the C API,
+ * version 1; ebbtide.h includes this header and has its conventions. */
 #ifndef EBBTIDE_CAUSES_H
 #define EBBTIDE_CAUSES_H
 

@@ -1,5 +1,5 @@
-/* What ebbtide holds: allocations, tags, statistics and events. A part of the C API, version 1; ebbtide.h includes this
- * header and has its conventions. */
+/* The state of ebbtide: allocations, tags, statistics and events. A part of the C API, version 1; ebbtide.h includes
+ * this header and has its conventions. */
 #ifndef EBBTIDE_QUERIES_H
 #define EBBTIDE_QUERIES_H
 #include "ebbtide.h"
@@ -42,7 +42,7 @@ typedef void (*ebbtide_visit_allocation)(void* user, const ebbtide_allocation_in
 EBBTIDE_API ebbtide_status ebbtide_visit_allocations(const char* tag, ebbtide_visit_allocation visit, void* user,
                                                      ebbtide_error* error); /* tag NULL: all; oldest first */
 
-/* What the last pause did about a block of 2 MiB. */
+/* The decision of the last pause about a block of 2 MiB. */
 typedef enum ebbtide_verdict {
   EBBTIDE_VERDICT_NONE = 0,      /* it did not take the block away, or there was none, or a trim came after it */
   EBBTIDE_VERDICT_COPIED = 1,    /* copied: no earlier copy of it was known */
@@ -51,7 +51,7 @@ typedef enum ebbtide_verdict {
   EBBTIDE_VERDICT_UNUSED = 4,    /* not copied: not in use */
   EBBTIDE_VERDICT_CONSTANT = 5,  /* not copied: one repeated value */
   EBBTIDE_VERDICT_DROPPED = 6,   /* not copied: without a backup */
-  EBBTIDE_VERDICT_LEFT = 7,      /* not copied: it lay in host memory, and stayed there */
+  EBBTIDE_VERDICT_ON_HOST = 7,   /* not copied: it lay in host memory, and stayed there */
   EBBTIDE_VERDICT_UNCOMPARED = 8 /* copied without a look at the earlier copy: the options said so, or no memory could
                                     be pinned for it, or a change was wrongly expected */
 } ebbtide_verdict;
@@ -75,16 +75,16 @@ typedef struct ebbtide_tag_info {
   int32_t state; /* PAUSED: an allocation is, and the last operation completed; PARTIAL: it failed midway */
   int32_t lease_count;
   uint64_t allocation_count, size_bytes, resident_bytes, stored_bytes, dropped_bytes;
-  uint64_t trimmed_bytes;  /* of allocations that ebbtide_trim freed; not counted in dropped_bytes */
-  uint64_t retained_bytes; /* host memory and disk space of backups that are kept while their content is resident */
-  uint64_t host_bytes;     /* the resident bytes in host memory that the device reaches */
-  uint64_t left_bytes;     /* the host_bytes of paused allocations, where a pause with a backup leaves them */
-  uint64_t detached_bytes; /* whole in memory that a failed trim, promote or demote could not map again: away until a
-                              resume */
-  uint64_t ahead_bytes;    /* resident, and in a backup with a digest: a pause copies only what has changed since */
-  int32_t backups;         /* bit 1 << ebbtide_backup for each kind that holds bytes of it, that what is resident
-                              will get by default, and for EBBTIDE_BACKUP_NONE where content was dropped */
-  bool is_hooked;          /* memory that the program allocated outside regions has it (ebbtide_threads.h) */
+  uint64_t trimmed_bytes;     /* of allocations that ebbtide_trim freed; not counted in dropped_bytes */
+  uint64_t retained_bytes;    /* host memory and disk space of backups that are kept while their content is resident */
+  uint64_t host_bytes;        /* the resident bytes in host memory that the device reaches */
+  uint64_t paused_host_bytes; /* the host_bytes of paused allocations, where a pause with a backup leaves them */
+  uint64_t detached_bytes;    /* whole in memory that a failed trim, promote or demote could not map again: away until a
+                                 resume */
+  uint64_t ahead_bytes;       /* resident, and in a backup with a digest: a pause copies only changes since then */
+  int32_t backups;            /* bit 1 << ebbtide_backup for each kind that holds bytes of it or that its resident
+                                 bytes get by default, and for EBBTIDE_BACKUP_NONE where content was dropped */
+  bool is_hooked;             /* memory that the program allocated outside regions has it (ebbtide_threads.h) */
 } ebbtide_tag_info;
 typedef void (*ebbtide_visit_tag)(void* user, const ebbtide_tag_info* info);
 EBBTIDE_API ebbtide_status ebbtide_visit_tags(ebbtide_visit_tag visit, void* user, ebbtide_error* error);

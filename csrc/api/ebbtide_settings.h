@@ -1,4 +1,4 @@
-/* ebbtide's settings: what there is to set, how a value looks, and setting it by name. A part of the C API, version 1;
+/* ebbtide's settings: their list, the form of their values, and setting them by name. A part of the C API, version 1;
  * see ebbtide.h for its conventions.
  *
  * csrc/base/settings.def is the list, docs/settings.md shows it.
@@ -17,14 +17,14 @@ typedef struct ebbtide_setting {
   const char* variable; /* "EBBTIDE_DEVICE_LIMIT" */
   const char* kind;     /* "size", "fraction", "switch", "choice", "count", "tag", "folder" or "file" */
   const char* values;   /* choices and switches: "split|whole"; counts: "1|256", least and most; else "" */
-  const char* fallback; /* what holds while nothing sets it: a value, or words */
+  const char* fallback; /* in force while nothing sets it: a value, or words */
   const char* readers;  /* some of "core preload python simulator" */
   const char* meaning;
-  const char* none;    /* what NULL means to ebbtide_configure; "" where it is refused */
+  const char* none;    /* the meaning of NULL to ebbtide_configure; "" where it is refused */
   bool configurable;   /* ebbtide_configure takes it */
   bool run_option;     /* `ebbtide run` has an option for it */
-  const char* source;  /* what set the value that holds: "default", the variable, or "configured" by the program */
-  const char* problem; /* what is wrong with the variable, or with a chosen folder of disk backups; "" for nothing */
+  const char* source;  /* the source of the value in force: "default", the variable, or "configured" by the program */
+  const char* problem; /* an error of the variable, or of a chosen folder of disk backups; "" for none */
 } ebbtide_setting;
 typedef void (*ebbtide_visit_setting)(void* user, const ebbtide_setting* setting);
 /* Every setting, in the order of the documentation. Problems that are shown here are not written to stderr any more. */
@@ -41,21 +41,21 @@ EBBTIDE_API ebbtide_status ebbtide_check_setting(const char* name, const char* t
  * not. For a caller that checks all before it sets any. */
 EBBTIDE_API ebbtide_status ebbtide_check_disk_directory(const char* path, const char* files, ebbtide_error* error);
 
-/* Sets what saver.configure sets, from now on; value NULL: what `none` says. Errors are those of ebbtide_check_setting,
- * or that this machine has less memory than that, and nothing is set then. */
+/* Sets an option of saver.configure, from now on; value NULL: as `none` says. Errors are those of
+ * ebbtide_check_setting, or that this machine has less memory than that, and nothing is set then. */
 EBBTIDE_API ebbtide_status ebbtide_configure(const char* name, const char* value, ebbtide_error* error);
 
-/* The value in force of what saver.configure sets, whatever set it, in its plain form: "" where NULL would set it,
- * and for a disk_directory that nobody configured. A NULL value only tells the length. capacity counts the NUL. */
+/* The value in force of an option of saver.configure, whatever set it, in its plain form: "" where NULL would set it,
+ * and for a disk_directory that was not configured. A NULL value only tells the length. capacity counts the NUL. */
 EBBTIDE_API ebbtide_status ebbtide_get_setting(const char* name, char* value, size_t capacity, size_t* length,
                                                ebbtide_error* error);
 
 /* Whether text (size bytes) is a tag, which ebbtide.h describes: INVALID_ARGUMENT says why not. */
 EBBTIDE_API ebbtide_status ebbtide_check_tag(const char* text, size_t size, ebbtide_error* error);
 
-/* Any string (size bytes) as a tag, for programs whose tags are not restricted. A tag without '%' stays as it is. What
- * a tag cannot hold, and '%', becomes '%' and two hexadecimal digits for each byte; "" becomes "%". What is longer than
- * EBBTIDE_TAG_MAX then becomes its beginning after "%~" and a hash. tag has room for EBBTIDE_TAG_MAX + 1 bytes. */
+/* Any string (size bytes) as a tag, for programs whose tags are not restricted. A tag without '%' stays as it is.
+ * Bytes that a tag cannot hold, and '%', become '%' and two hexadecimal digits each; "" becomes "%". A result longer
+ * than EBBTIDE_TAG_MAX becomes its beginning after "%~" and a hash. tag has room for EBBTIDE_TAG_MAX + 1 bytes. */
 EBBTIDE_API ebbtide_status ebbtide_encode_tag(const char* text, size_t size, char* tag, ebbtide_error* error);
 /* The string that became this tag; one that was cut is known to the process that encoded it, others get the tag. Writes
  * the string and a NUL if capacity suffices (text NULL: nothing), and its length without the NUL to *length. */

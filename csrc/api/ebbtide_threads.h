@@ -1,4 +1,4 @@
-/* What the hooks of libebbtide_preload.so do with what a thread allocates. A part of the C API, version 1; ebbtide.h
+/* The policy of libebbtide_preload.so's hooks for a thread's allocations. A part of the C API, version 1; ebbtide.h
  * includes this header and has its conventions. docs/preload.md has the rules. */
 #ifndef EBBTIDE_THREADS_H
 #define EBBTIDE_THREADS_H

@@ -126,7 +126,7 @@ ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_l
   return with_core(error, [&](Core& core) {
     require_given(tag, "tag");
     require_given(lease, "lease");
-    const LeaseInfo info = open_lease(core, tag, holder != nullptr ? holder : "somebody");
+    const LeaseInfo info = open_lease(core, tag, holder != nullptr ? holder : "an unnamed holder");
     *lease = {info.id, info.epoch, info.is_away};
   });
 }

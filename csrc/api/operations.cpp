@@ -10,7 +10,7 @@
 #include "core/operation/operation.h"
 #include "core/operation/pending.h"
 
-// pause, resume and their like, what they leave behind, and the stored bytes.
+// pause, resume and the other operations, their results, and the stored bytes.
 using namespace ebbtide;
 using api::guarded;
 using api::handles;
@@ -30,9 +30,9 @@ struct ebbtide_pending {
   static constexpr const char* kName = "pending resume";
   std::shared_ptr<PendingResume> resume;
 };
-struct ebbtide_moved {
-  static constexpr const char* kName = "record of a pause";
-  std::shared_ptr<Moved> moved = std::make_shared<Moved>();
+struct ebbtide_paused_set {
+  static constexpr const char* kName = "paused set";
+  std::shared_ptr<PausedSet> set = std::make_shared<PausedSet>();
 };
 struct ebbtide_backup {
   static constexpr const char* kName = "backup";
@@ -58,7 +58,7 @@ ebbtide_status run(OperationKind kind, const ebbtide_request* request, ebbtide_r
   return guarded(error, [&] {
     OperationRequest read = api::read_request(request);
     require(kind != OperationKind::kTrim || !read.tags.addresses.empty(),
-            "a trim names the allocations that nobody uses, by address");
+            "a trim names unused allocations, by address");
     hand_out_report(std::move(claim(kind, std::move(read))->commit().front()), report);
   });
 }
@@ -87,8 +87,8 @@ ebbtide_status view(ViewKind kind, const void* address, uint64_t size_bytes, voi
 
 }  // namespace
 
-std::shared_ptr<Moved> ebbtide::api::find_moved(const ebbtide_moved* moved) {
-  return handles<ebbtide_moved>().at(moved).moved;
+std::shared_ptr<PausedSet> ebbtide::api::find_paused_set(const ebbtide_paused_set* set) {
+  return handles<ebbtide_paused_set>().at(set).set;
 }
 
 extern "C" {
@@ -189,8 +189,8 @@ ebbtide_status ebbtide_visit_report(const ebbtide_report* report, ebbtide_visit_
   });
 }
 
-ebbtide_status ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
-                                  ebbtide_error* error) {
+ebbtide_status ebbtide_visit_remaining(const ebbtide_report* report, ebbtide_visit_row visit, void* user,
+                                       ebbtide_error* error) {
   return guarded(error, [&] {
     require_given(visit, "visit");
     const auto held = handles<ebbtide_report>().at(report).report.held;
@@ -204,22 +204,22 @@ ebbtide_status ebbtide_visit_left(const ebbtide_report* report, ebbtide_visit_ro
 
 void ebbtide_free_report(ebbtide_report* report) { handles<ebbtide_report>().drop(report); }
 
-ebbtide_status ebbtide_make_moved(ebbtide_moved** moved, ebbtide_error* error) {
+ebbtide_status ebbtide_make_paused_set(ebbtide_paused_set** set, ebbtide_error* error) {
   return with_core(error, [&](Core&) {
-    require_given(moved, "moved");
-    *moved = hand_out<ebbtide_moved>(std::make_shared<Moved>());
+    require_given(set, "set");
+    *set = hand_out<ebbtide_paused_set>(std::make_shared<PausedSet>());
   });
 }
 
-ebbtide_status ebbtide_visit_moved(const ebbtide_moved* moved, ebbtide_visit_name visit, void* user,
-                                   ebbtide_error* error) {
+ebbtide_status ebbtide_visit_paused_set(const ebbtide_paused_set* set, ebbtide_visit_name visit, void* user,
+                                        ebbtide_error* error) {
   return guarded(error, [&] {
     require_given(visit, "visit");
-    for (const std::string& tag : api::find_moved(moved)->tags()) visit(user, tag.c_str());
+    for (const std::string& tag : api::find_paused_set(set)->tags()) visit(user, tag.c_str());
   });
 }
 
-void ebbtide_free_moved(ebbtide_moved* moved) { handles<ebbtide_moved>().drop(moved); }
+void ebbtide_free_paused_set(ebbtide_paused_set* set) { handles<ebbtide_paused_set>().drop(set); }
 
 ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_error* error) {
   return with_core(error, [&](Core& core) {

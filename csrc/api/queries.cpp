@@ -19,7 +19,7 @@ ebbtide_tag_state state_of(const Tag& tag, const ebbtide_tag_info& info) {
   if (info.allocation_count == 0) return EBBTIDE_EMPTY;
   if (tag.is_partial) return EBBTIDE_PARTIAL;
   const bool is_all_here = info.resident_bytes + info.trimmed_bytes == info.size_bytes;
-  return is_all_here && info.left_bytes == 0 ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
+  return is_all_here && info.paused_host_bytes == 0 ? EBBTIDE_RESIDENT : EBBTIDE_PAUSED;
 }
 
 ebbtide_tag_info describe(const Tag& tag) {

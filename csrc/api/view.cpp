@@ -57,7 +57,7 @@ std::vector<AddressRange> read_ranges(const ebbtide_range* ranges, size_t count,
 
 namespace {
 
-// By tag, what is said for it; nothing for AS_ALLOCATED.
+// By tag, its backup; no entry for AS_ALLOCATED.
 std::map<std::string, BackupKind, std::less<>> read_backups(const ebbtide_request& given) {
   std::map<std::string, BackupKind, std::less<>> backups;
   if (given.backups == nullptr) return backups;
@@ -88,14 +88,14 @@ OperationRequest read_request(const ebbtide_request* request) {
   read.tags.is_missing_ok = request->missing_ok;
   if (request->backup != EBBTIDE_BACKUP_AS_ALLOCATED) read.backup = read_backup(request->backup);
   read.backup_by_tag = read_backups(*request);
-  require(request->retain >= -1 && request->retain <= 1, "retain is 0, 1, or -1 for what the policies say");
+  require(request->retain >= -1 && request->retain <= 1, "retain is 0, 1, or -1 for the policies' choice");
   if (request->retain != -1) read.retain = request->retain == 1;
   read.unused = AddressRanges(read_ranges(request->unused, request->unused_count, "unused"));
   read.unused_as_of = request->unused_as_of;
   read.order = read_ranges(request->order, request->order_count, "order");
   read.max_bytes = request->max_bytes;
   read.keeps_host = request->keeps_host;
-  if (request->moved != nullptr) read.tags.only = read.moved = find_moved(request->moved);
+  if (request->paused_set != nullptr) read.tags.only = read.paused_set = find_paused_set(request->paused_set);
   return read;
 }
 

@@ -14,7 +14,7 @@ BackupKind read_backup(int32_t value);
 OperationRequest read_request(const ebbtide_request* request);
 AddressRange read_range(const ebbtide_range& range);
 std::vector<AddressRange> read_ranges(const ebbtide_range* ranges, size_t count, const char* name);
-std::shared_ptr<Moved> find_moved(const ebbtide_moved* moved);
+std::shared_ptr<PausedSet> find_paused_set(const ebbtide_paused_set* set);
 ebbtide_allocation_info describe(const Allocation& allocation);
 
 }  // namespace ebbtide::api

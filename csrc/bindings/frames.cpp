@@ -228,8 +228,8 @@ std::vector<FramePointer> FrameStack::visible() const {
   bool is_hidden = false;
   for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
     const bool takes_all = (*frame)->takes_all_threads;
-    // A thread's own pool takes precedence over one that is open for all threads, whichever was opened first. What is
-    // hidden from its own thread is hidden from the others.
+    // A thread's own pool takes precedence over one that is open for all threads, whichever was opened first. A pool
+    // that is hidden from its own thread is hidden from the others.
     if (takes_all ? !is_hidden : !is_below_all) chosen.push_back(*frame);
     is_below_all = is_below_all || takes_all;
     is_hidden = is_hidden || (*frame)->hides_outer;
@@ -240,7 +240,7 @@ std::vector<FramePointer> FrameStack::visible() const {
   return chosen;
 }
 
-// Uses of one thread nest, so what lies above a change ends and begins again. Another thread can only end uses, and
+// Uses of one thread nest, so the uses above a change end and begin again. Another thread can only end uses, and
 // begin those that are open for all threads.
 void FrameStack::show(FirstError& error) {
   const std::vector<FramePointer> wanted = visible();
@@ -273,7 +273,7 @@ void FrameStack::refuse(const Frame& frame) const {
   if (other != frames_.rend())
     raise_state_error("another task of this thread is inside " + (*other)->name() +
                       " and awaits there. Tasks share their thread, so " + frame.name() +
-                      " would take over what that task allocates: don't await inside a region");
+                      " would take over that task's allocations: don't await inside a region");
   if (!frame.refusal_beside.empty() && !others_in_regions().empty()) raise_state_error(frame.refusal_beside);
 }
 
@@ -314,9 +314,9 @@ void FrameStack::reenter() {
   error.raise_if_any();
 }
 
-// In a preloaded program: the thread's own allocations get what its innermost frame with a policy says. Another thread
-// cannot set this one's: a region's ends with its lease, and that of `disabled()` when this thread next leaves or
-// enters one.
+// In a preloaded program: the thread's own allocations get the policy of its innermost frame that has one. Another
+// thread cannot set this one's: a region's ends with its lease, and that of `disabled()` when this thread next leaves
+// or enters one.
 void FrameStack::set_policy(const Frame& changed) {
   if (changed.policy.tagging == EBBTIDE_TAGGING_UNSET || !is_mine()) return;
   if (!outside_policy_) {

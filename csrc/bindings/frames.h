@@ -55,7 +55,7 @@ struct HeldLease {
   bool is_open = true;
 };
 
-// One use of a torch pool or of a suspension: the calls that begin and end it, and what the first one returned.
+// One use of a torch pool or of a suspension: the calls that begin and end it, and the result of the first one.
 struct Use {
   pybind11::object enter;
   pybind11::tuple arguments, leave;
@@ -83,7 +83,7 @@ class Frame {
   void tag_thread(const std::string& tag, int32_t backup, bool retain);
   // Begins all uses, or none.
   void activate();
-  // kept: gets what the calls that began the uses returned.
+  // kept: gets the results of the calls that began the uses.
   void deactivate(FirstError& error, std::vector<pybind11::object>* kept = nullptr);
   // Of a frame that is on no thread's stack.
   void close(FirstError& error);
@@ -95,7 +95,7 @@ class Frame {
 
   // The number of captures that all frames count.
   static int capture_count();
-  // In a forked child, which must not close what its parent opened.
+  // In a forked child, which must not close frames that its parent opened.
   static void forget_parent();
 
   pybind11::object owner = pybind11::none();
@@ -107,8 +107,8 @@ class Frame {
   bool hides_outer = false;
   bool beats_all = false;      // in torch it takes precedence over a pool that is open for all threads
   std::string refusal_beside;  // not empty: the error if another thread is in a region
-  // What the thread's own allocations get in a preloaded program, besides the pools: UNSET is as outside. OFF keeps the
-  // tag and backup from outside.
+  // The policy of the thread's own allocations in a preloaded program, besides the pools: UNSET is as outside. OFF
+  // keeps the tag and backup from outside.
   ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
   std::weak_ptr<FrameStack> stack;
 
@@ -166,7 +166,7 @@ class FrameStack : public std::enable_shared_from_this<FrameStack> {
   const int generation_;
   std::vector<FramePointer> frames_, active_;
   std::vector<pybind11::object> left_over_;              // released by its own thread
-  std::optional<ebbtide_thread_policy> outside_policy_;  // what the thread had before its frames set one
+  std::optional<ebbtide_thread_policy> outside_policy_;  // the thread's before its frames set one
 };
 
 void register_frames(pybind11::module_& module);

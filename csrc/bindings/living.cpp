@@ -53,7 +53,7 @@ void for_each_referent(PyObject* thing, Visit visit) {
   if (call.error) std::rethrow_exception(call.error);
 }
 
-// What the collector tracks, and with roots also what can be reached from it or from them: gc.freeze() hides objects
+// The objects that the collector tracks, and with roots also those reachable from both: gc.freeze() hides objects
 // from the collector's lists. Visit runs no Python code.
 template <typename Visit>
 void for_each_living(const py::handle roots, Visit visit) {
@@ -78,7 +78,7 @@ void for_each_living(const py::handle roots, Visit visit) {
   }
 }
 
-// What choose(thing) gives for each living object, unless it is null.
+// The results of choose(thing) for each living object, without nulls.
 template <typename Choose>
 std::vector<py::object> collect(const py::object& roots, Choose choose) {
   const WithoutCollector without_collector;

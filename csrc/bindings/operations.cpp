@@ -32,17 +32,17 @@ using Owned = std::unique_ptr<Handle, Freeing<Free>>;
 
 void abandon(ebbtide_operation* operation) { ebbtide_abandon(operation, nullptr); }
 
-class MovedHandle {
+class PausedSetHandle {
  public:
-  ebbtide_moved* moved() const { return moved_.get(); }
+  ebbtide_paused_set* handle() const { return set_.get(); }
   std::vector<std::string> tags() const {
     std::vector<std::string> names;
-    call(ebbtide_visit_moved, moved(), add_name, &names);
+    call(ebbtide_visit_paused_set, handle(), add_name, &names);
     return names;
   }
 
  private:
-  Owned<ebbtide_moved, ebbtide_free_moved> moved_{get<ebbtide_moved*>(ebbtide_make_moved)};
+  Owned<ebbtide_paused_set, ebbtide_free_paused_set> set_{get<ebbtide_paused_set*>(ebbtide_make_paused_set)};
 };
 
 std::vector<ebbtide_range> copy(const Ranges& ranges) {
@@ -51,7 +51,7 @@ std::vector<ebbtide_range> copy(const Ranges& ranges) {
   return copied;
 }
 
-// A request and what it points to. Its tags live as long as the caller's.
+// A request and the arrays that it points to. Its tags live as long as the caller's.
 class Request {
  public:
   // options: fields of ebbtide_request by name. A list stands for a pointer and its count.
@@ -90,8 +90,8 @@ class Request {
       request_.unused_count = unused_.size();
     } else if (name == "unused_as_of") {
       request_.unused_as_of = value.cast<uint64_t>();
-    } else if (name == "moved") {
-      request_.moved = value.is_none() ? nullptr : value.cast<MovedHandle&>().moved();
+    } else if (name == "paused_set") {
+      request_.paused_set = value.is_none() ? nullptr : value.cast<PausedSetHandle&>().handle();
     } else {
       throw py::type_error("an operation has no option '" + name + "'");
     }
@@ -249,7 +249,7 @@ void register_operations(py::module_& module) {
       .def("step", &CopyAhead::step)
       .def_property_readonly("is_over", &CopyAhead::is_over)
       .def_property_readonly("is_held_up", &CopyAhead::is_held_up);
-  py::class_<MovedHandle>(module, "Moved").def(py::init<>()).def("tags", &MovedHandle::tags);
+  py::class_<PausedSetHandle>(module, "PausedSet").def(py::init<>()).def("tags", &PausedSetHandle::tags);
   module.def("pause_count", [](const std::string& tag) { return get<uint64_t>(ebbtide_pause_count, tag.c_str()); });
   for (const auto& [name, operate] : kOperations) {
     const auto run = [operate = operate](const std::vector<std::string>& names, bool is_missing_ok,

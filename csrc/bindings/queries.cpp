@@ -8,7 +8,7 @@
 #include "bindings/call.h"
 #include "bindings/records.h"
 
-// The library, its driver and devices, and what is there.
+// The library, its driver and devices, its allocations and tags.
 namespace py = pybind11;
 
 namespace ebbtide::bindings {

@@ -13,7 +13,7 @@ namespace ebbtide::bindings {
 namespace {
 
 constexpr std::array kVerdicts = {"none",     "copied",  "changed", "clean",     "unused",
-                                  "constant", "dropped", "left",    "uncompared"};
+                                  "constant", "dropped", "on_host", "uncompared"};
 constexpr std::array kPlaces = {"device", "host", "stored", "dropped", "mixed"};
 constexpr std::array kKinds = {"pause", "resume", "swap", "prepare", "trim", "show", "promote", "demote"};
 constexpr std::array kStates = {"resident", "paused", "partial", "empty"};
@@ -38,9 +38,9 @@ py::list rows_of(const ReportRecord& report) {
   return made;
 }
 
-std::vector<std::tuple<std::string, int, uint64_t>> left_of(const ReportRecord& report) {
+std::vector<std::tuple<std::string, int, uint64_t>> remaining_of(const ReportRecord& report) {
   std::vector<std::tuple<std::string, int, uint64_t>> made;
-  for (const ebbtide_report_row& row : report.left) made.emplace_back(row.tag, row.device, row.bytes);
+  for (const ebbtide_report_row& row : report.remaining) made.emplace_back(row.tag, row.device, row.bytes);
   std::sort(made.begin(), made.end());
   return made;
 }
@@ -51,7 +51,7 @@ ReportRecord::ReportRecord(ebbtide_report* report) : of(report, ebbtide_free_rep
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   raise_if_failed(ebbtide_read_report(report, &totals, &error), error);
   raise_if_failed(ebbtide_visit_report(report, add_row, &rows, &error), error);
-  raise_if_failed(ebbtide_visit_left(report, add_row, &left, &error), error);
+  raise_if_failed(ebbtide_visit_remaining(report, add_row, &remaining, &error), error);
 }
 
 StretchRow read_stretch(const ebbtide_stretch& stretch) {
@@ -98,7 +98,7 @@ void register_records(py::module_& module) {
           EBBTIDE_TOTAL("constant", sum.constant) EBBTIDE_TOTAL("seconds", seconds) EBBTIDE_TOTAL("note", note)
               .def_property_readonly("kind", &kind_name)
               .def_property_readonly("rows", &rows_of)
-              .def_property_readonly("left", &left_of)
+              .def_property_readonly("remaining", &remaining_of)
               .def_property_readonly("plain", &plain);
 #undef EBBTIDE_TOTAL
 }

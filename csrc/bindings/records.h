@@ -10,7 +10,7 @@
 
 #include "api/ebbtide.h"
 
-// What the visitors of ebbtide.h show, for Python: structs that own their text as they are, others as tuples.
+// The rows of ebbtide.h's visitors, for Python: structs that own their text as they are, others as tuples.
 namespace ebbtide::bindings {
 
 // A report, read at once: a forked child may look at it, too. Its texts live as long as `of`.
@@ -19,7 +19,7 @@ struct ReportRecord {
   explicit ReportRecord(ebbtide_report* report);
   std::shared_ptr<ebbtide_report> of;
   ebbtide_report_totals totals{};
-  std::vector<ebbtide_report_row> rows, left;
+  std::vector<ebbtide_report_row> rows, remaining;
 };
 
 using StretchRow = std::tuple<uint64_t, uint64_t, std::string, std::string>;  // address, bytes, place, verdict

@@ -1,24 +1,5 @@
-// `with` blocks that an interrupt cannot leave half entered or half exited.
-//
-// Facts about CPython that this relies on:
-// - Python runs signal handlers and asynchronous exceptions where a call returns to bytecode, where a function begins
-//   and where a loop goes back. It never does so inside C, nor between a C `__enter__` and the block that it guards
-//   (BEFORE_WITH, SETUP_WITH in 3.10). This was read in CPython's source; tests do not look at bytecode, but interrupt
-//   loops of such blocks. The call of `__exit__` is one such C call, and everything before it belongs to the block. So
-//   a `with` is intact if its `__enter__` and `__exit__` run no bytecode after the step that counts.
-// - Python 3.14 calls `__enter__` by a plain CALL, after which an exception may arrive outside the block. By then it
-//   has looked `__exit__` up. So that attribute is an object (Exit) that belongs to this one `with`, and closes the
-//   frame if it is destroyed without having been called.
-// - That object also knows its frame when another thread calls it: a generator suspended inside a `with` may be
-//   collected in any thread.
-// - Between the look-up of `__exit__` and the call of `__enter__` no bytecode of another thread runs.
-//
-// AllocationScope is short. `_prepare(frame)` in Python fills the frame and may be interrupted anywhere. Then C closes
-// what the frame holds, or shows the frame to torch.
-//
-// Scope is long. `_open()` and `_close()` are Python. An interrupted `_close` runs again until it completes, so it must
-// start from any state that `_open` or an earlier `_close` left. It returns its own failure instead of raising it; an
-// exception that it raises is an interrupt.
+// `with` blocks that an interrupt cannot leave half entered or half exited: csrc/DESIGN.md, How a `with` survives an
+// interrupt.
 #include <pthread.h>
 #include <pybind11/stl.h>
 
@@ -35,14 +16,14 @@ constexpr int kMostInterrupts = 100;  // of one `_close`, which is then given up
 
 // --- AllocationScope ---
 
-// What a `with` over an AllocationScope calls at its end.
+// The call at the end of a `with` over an AllocationScope.
 struct Exit {
   explicit Exit(py::object of) : owner(std::move(of)) {}
   Exit(const Exit&) = delete;
   Exit& operator=(const Exit&) = delete;
   ~Exit();
   const py::object owner;
-  FramePointer frame;  // what the `with` opened; a closed one if it had nothing to open
+  FramePointer frame;  // of the `with`; a closed one if it had nothing to open
 };
 
 // Looked up, and called by the `with` that is about to enter. Leaked on purpose.
@@ -51,17 +32,17 @@ std::weak_ptr<Exit>& newest_exit() {
   return *newest;
 }
 
-// exception: what `__exit__` is given.
+// exception: the arguments of `__exit__`.
 bool ends_generator(const py::args& exception) {
   return !exception.empty() && exception[0].ptr() == PyExc_GeneratorExit;
 }
 
-// What was entered inside it is still open, and took what was allocated since.
+// A scope that was entered inside it is still open, and took the allocations since then.
 void warn_of_inner(const Frame& frame, const Frame& inner) {
   const std::string message =
       frame.name() + " ends before " + inner.name() +
-      ", which was entered inside it: a generator or a task waits in there, and what this thread allocated meanwhile "
-      "belongs to the latter. Don't yield or await inside a region";
+      ", which was entered inside it: a generator or a task waits in there, and this thread's allocations meanwhile "
+      "belong to the latter. Don't yield or await inside a region";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, message.c_str(), 1) != 0) throw py::error_already_set();
 }
 
@@ -171,7 +152,7 @@ void exit_scope(const py::object& self, const py::args& exception) {
   close_scope(self, exception.size() > 1 ? py::object(exception[1]) : py::none());
 }
 
-// Dropped inside: as the end of a generator would. Python reports what this raises.
+// Dropped inside: as the end of a generator would. Python reports errors of this.
 void drop_scope(const py::object& self) {
   if (self.attr("_is_open").cast<bool>()) close_scope(self, py::none());
 }

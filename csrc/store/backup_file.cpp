@@ -41,7 +41,7 @@ uint64_t size_limit() {
 bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
 
 // Waits until all discarded files are closed. Returns whether any was closed since count was read: their space or
-// descriptors may be what was missing.
+// descriptors may make room.
 bool have_more_closed(uint64_t& count) noexcept {
   wait_until_closed();
   return std::exchange(count, files_closed()) != count;
@@ -274,7 +274,7 @@ std::byte* BackupFile::map() const {
 
 void BackupFile::throw_truncated() const {
   refuse("the file of a backup in " + shown(place_.directory) +
-         " is shorter than the backup: somebody truncated it, and what it held is lost. Free the memory that it is of, "
+         " is shorter than the backup: it was truncated, and its content is lost. Free the memory that it belongs to, "
          "trim the tag, and load the content anew");
 }
 

@@ -11,14 +11,10 @@
 #include "store/disk_directory.h"
 #include "store/named_file.h"
 
-// A file that holds one backup: of fixed size, its space claimed when it is created. It has no name unless the user
-// wants to see it (named_file.h).
-//
-// A forked child has neither its descriptor (base/fork.h) nor its mapping: it would keep the space of a parent
-// that is gone.
-//
-// Relied on: an unlinked file is freed with its last descriptor, also when the process is killed. Later reads through a
-// mapping see what O_DIRECT writes, and the reverse: the kernel first writes out and drops the pages of the range.
+// A file that holds one backup: of fixed size, its space claimed when it is created, without a name by default
+// (named_file.h). A forked child has neither its descriptor (base/fork.h) nor its mapping, which would keep
+// its space. Relied on: an unlinked file is freed with its last descriptor. Reads through a mapping see earlier writes
+// of O_DIRECT, and the reverse: the kernel first writes out and drops the pages of the range.
 namespace ebbtide {
 
 // Calls whose results differ between file systems; tests pass functions that fail.

@@ -7,7 +7,7 @@
 #include "driver/stream.h"
 #include "store/host_memory.h"
 
-// What a copy needs and what takes long to make: a pinned ring, streams and events. Made once, and used by one copy at
+// The parts of a copy that take long to make: a pinned ring, streams and events. Made once, and used by one copy at
 // a time.
 namespace ebbtide {
 

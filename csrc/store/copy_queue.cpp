@@ -136,7 +136,7 @@ void CopyQueue::part_done(Flight& flight) {
   const std::lock_guard lock(mutex_);
   if (++flight.parts_done < flight.parts) return;
   if (direction_ == CopyDirection::kToStore) return finish_locked(flight);
-  flight.stage = Stage::kReady;  // the caller's next step, or somebody's before it
+  flight.stage = Stage::kReady;  // the next step, by this thread or another
 }
 
 void CopyQueue::landed(Flight& flight) {

@@ -107,15 +107,15 @@ class CopyQueue {
   // No more jobs come.
   void close();
 
-  // may_wait: waits until there is something to do, or the end. Who may not wait does all steps between other work: to
+  // may_wait: waits until there is a step, or the end. Without it, the caller does all steps between other work: to
   // await a piece that has no parts, and so nothing left to do, he is told only where others wait for its place, or
   // when no more jobs come.
   CopyStep next(bool may_wait);
   void launched(Flight& flight);
   void part_done(Flight& flight);
   void landed(Flight& flight);
-  // After the copy of a piece was queued, and before its event is recorded: what must follow now, since no piece of its
-  // job is left to be queued. Else null.
+  // After the copy of a piece was queued, and before its event is recorded: work that must follow now, since no piece
+  // of its job is left to be queued. Else null.
   const std::function<void()>* queued(const Flight& flight);
   // The first failure counts. No step begins after it.
   void fail(std::exception_ptr error) noexcept;

@@ -14,12 +14,10 @@
 #include "store/delivery_board.h"
 #include "store/store.h"
 
-// A copy to the device that makes no driver calls once it has begun.
-//
-// One kernel does all of it, in the order of its pieces. Threads here only fill the slots that it reads, and follow its
-// progress through words of pinned memory. So streams may wait for it on the device: a call that waits for the device
-// inside the driver (loading a kernel at its first launch, cudaFree) waits for the delivery, but the delivery never
-// waits for such a call.
+// A copy to the device that makes no driver calls once it has begun. One kernel does all of it, in the order of its
+// pieces; threads fill the slots that it reads, and follow its progress through words of pinned memory. So streams may
+// wait for it: a driver call that waits for the device (loading a kernel, cudaFree) waits for the delivery, but the
+// delivery never waits for such a call.
 namespace ebbtide {
 
 class Delivery {
@@ -55,7 +53,7 @@ class Delivery {
   // Waits until this many have arrived, or something failed, which finish() throws.
   void wait_for(size_t count);
   // Waits for the end, successful or not; after it, nothing uses the engine. Called by one thread. Each call throws
-  // what failed: the store's error, DriverError, or StateError if the delivery was cancelled before all bytes had
+  // the failure: the store's error, DriverError, or StateError if the delivery was cancelled before all bytes had
   // arrived.
   void finish();
   // Cancels the rest. By any thread.

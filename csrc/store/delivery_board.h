@@ -8,10 +8,8 @@
 
 namespace ebbtide {
 
-// The words of pinned memory through which a delivery's threads, its kernel and the streams that wait for it
-// communicate (kernels/block_types.h).
-//
-// A gate only rises, from one delivery to the next, and the device compares cyclically. So a board can be reused while
+// The words of pinned memory that a delivery's threads, its kernel and waiting streams share (kernels/block_types.h). A
+// gate only rises, from one delivery to the next, and the device compares cyclically. So a board can be reused while
 // old waits are still queued: they stay satisfied. Boards are never returned to the system.
 class DeliveryBoard {
  public:

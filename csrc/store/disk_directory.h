@@ -23,7 +23,7 @@ std::string chosen_disk_directory();
 // The folder that was set, else EBBTIDE_DISK_DIRECTORY, else TMPDIR, else /var/tmp, as an absolute path.
 std::string disk_directory();
 DiskFiles disk_files();
-// What the next backup is made by.
+// The settings of the next backup's file.
 DiskPlace disk_place();
 // Throws the StoreError that a backup there would cause, as a folder that the user named: it is missing, not writable,
 // or not on a disk.

@@ -31,7 +31,8 @@ class DiskBackup : public Backup {
   std::byte* view() override;
 
  private:
-  // Reads from the file to memory, or writes what is there. Returns how much one request has moved of what is left.
+  // Reads from the file to memory, or writes from there. left: the rest to move. Returns how much one request has
+  // moved.
   enum class Access { kRead, kWrite };
   size_t move_part(Access access, size_t offset, std::byte* bytes, size_t left) const;
 

@@ -42,7 +42,7 @@ std::unique_ptr<HostMemory> HostMemory::map(size_t size_bytes) {
   }
   auto* bytes = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(mapping), kHugePage));
   ::madvise(bytes, size_bytes, MADV_HUGEPAGE);  // only advice: if it is refused, small pages are used
-  // A forked child would keep what this process gives back or overwrites, uncounted.
+  // A forked child would keep, uncounted, pages that this process gives back or overwrites.
   ::madvise(mapping, mapping_bytes, MADV_DONTFORK);
   std::unique_ptr<HostMemory> memory(new HostMemory(bytes, size_bytes));
   memory->mapping_ = mapping;

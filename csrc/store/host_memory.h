@@ -9,7 +9,7 @@
 namespace ebbtide {
 
 // Owns a range of host memory. Memory that is first touched and then pinned is there many times sooner than memory that
-// the driver allocates pinned (csrc/DESIGN.md, F28). What is pinned is so for all devices.
+// the driver allocates pinned (csrc/DESIGN.md, F28). Pinned memory is pinned for all devices.
 class HostMemory {
  public:
   // Anonymous memory, aligned to a huge page and in huge pages if the system has them. Pages are taken at first touch.

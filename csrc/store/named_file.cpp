@@ -84,7 +84,7 @@ bool has_name(int file) {
   return ::fstat(file, &info) == 0 && info.st_nlink > 0;
 }
 
-// Removes it if nobody has it locked.
+// Removes it if no process has it locked.
 void sweep_file(int directory, const char* name) {
   const int file = ::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (file < 0) return;
@@ -94,7 +94,7 @@ void sweep_file(int directory, const char* name) {
   if (::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlinkat(directory, name, 0);
 }
 
-// Once for each directory: what processes left there that are gone.
+// Once for each directory: removes files of ended processes.
 void sweep(const std::string& directory) {
   {
     NamedFiles& files = named_files();
@@ -135,7 +135,7 @@ int open_named(const std::string& directory, const FileCalls& calls, FileName& n
     if (file < 0 && errno == EEXIST) continue;
     if (file < 0) return file;
     name = FileName(path);
-    // Another process may have taken it for one that nobody has, until it was locked.
+    // Until it was locked, another process may have taken it for a file of an ended process.
     if ((::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && has_name(file)) return file;
     PrivateFiles::instance().close(file, [&] { calls.close(file); });
   }

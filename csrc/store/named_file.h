@@ -3,11 +3,9 @@
 #include <string>
 #include <utility>
 
-// Files of backups that a folder shows: "ebbtide_backup_<process>_<random>_<number>".
-//
-// A living file is locked (flock) by the process that made it, for as long as the process has the descriptor, which its
-// forked children close. So a file that can be locked belongs to nobody any more: the next process that makes a named
-// file in the folder removes it. Where the file system has no such locks, nothing is removed that way.
+// Files of backups that a folder shows: "ebbtide_backup_<process>_<random>_<number>". A process keeps its files locked
+// (flock); its forked children close the descriptors. So a file that can be locked belongs to no living process, and
+// the next process that makes a named file in the folder removes it, unless the file system has no such locks.
 namespace ebbtide {
 
 struct FileCalls;

@@ -39,7 +39,7 @@ class Backup {
   // (pinning). Throws StoreError.
   virtual void seal() {}
   // Pins memory of an open backup whose every page was touched, where the store can, so that direct() has it from now
-  // on. Its conditions are those of seal(). False: nothing has changed. Nobody else uses the backup meanwhile.
+  // on. Its conditions are those of seal(). False: nothing has changed. No other thread may use the backup meanwhile.
   virtual bool try_pin() noexcept { return false; }
   // A copy by the copy engine could not be waited for and may continue for ever: the memory of direct() is never freed.
   // Any thread may call it.

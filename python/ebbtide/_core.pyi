@@ -39,7 +39,7 @@ class Report:
     @property
     def rows(self) -> list[tuple[str, int, int, int, int, int, int, int]]: ...  # tag, device, bytes to constant
     @property
-    def left(self) -> list[tuple[str, int, int]]: ...  # tag, device, bytes
+    def remaining(self) -> list[tuple[str, int, int]]: ...  # tag, device, bytes
     @property
     def plain(self) -> tuple[str, int, int, int, int, int, int, float, str]: ...  # kind to note
 
@@ -82,7 +82,7 @@ class TagInfo:
     trimmed_bytes: int
     retained_bytes: int
     host_bytes: int
-    left_bytes: int
+    paused_host_bytes: int
     detached_bytes: int
     backups: int  # bit 1 << code of each kind
     is_hooked: bool  # memory that the program allocated outside regions has it
@@ -118,10 +118,10 @@ class Frame:
         leaves_by_token: bool = False,
     ) -> None: ...
     def tag_thread(self, tag: str, backup: int, retain: bool) -> None:
-        """In a preloaded program: what torch allocates besides the pools has this tag, as long as the newest lease."""
+        """In a preloaded program: torch's allocations besides the pools have this tag, as long as the newest lease."""
 
     def leave_thread_untagged(self) -> None:
-        """In a preloaded program: what torch allocates besides the pools is the driver's own."""
+        """In a preloaded program: torch's allocations besides the pools are the driver's own."""
 
     def open_lease(self, tag: str, holder: str) -> HeldLease: ...
     def withhold(self) -> HeldLease: ...  # of which the core need not know
@@ -151,8 +151,8 @@ class Scope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-class Moved:
-    """ebbtide_moved: the allocations that a pause took memory from."""
+class PausedSet:
+    """ebbtide_paused_set: the allocations that a pause took memory from."""
 
     def tags(self) -> list[str]: ...
 
@@ -189,7 +189,7 @@ def set_lms_limit(size_bytes: int) -> None: ...
 def set_lms_host_limit(size_bytes: int) -> None: ...
 def leave_torch_to_lms(is_left: bool) -> None: ...
 def fill_host_pool(device: int) -> None: ...
-def settings() -> list[dict[str, Any]]: ...  # what ebbtide.settings.Setting has, and source, problem
+def settings() -> list[dict[str, Any]]: ...  # the fields of ebbtide.settings.Setting, and source, problem
 def check_setting(name: str, text: bytes, label: str | None = None) -> bytes: ...  # in its plain form
 def configure(name: str, value: bytes | None) -> None: ...
 def get_setting(name: str) -> bytes: ...  # in its plain form; "" where None would set it
@@ -246,7 +246,7 @@ def swap(
     returning: Sequence[str],
     missing_ok: bool = False,
     retain: int = -1,
-    **options: Any,  # of what leaves
+    **options: Any,  # of the pause
 ) -> tuple[Report, Report]: ...
 def preview(kind: str, tags: Sequence[str], missing_ok: bool = False, **options: Any) -> list[str]: ...
 def claim(kind: str, tags: Sequence[str], missing_ok: bool = False, **options: Any) -> Operation: ...
@@ -256,7 +256,7 @@ class CopyAhead:
 
     is_over: bool
     is_held_up: bool  # the last step did nothing, since a capture is under way
-    # 0 threads: as many as a pause uses. unused: address and bytes of what nobody uses now.
+    # 0 threads: as many as a pause uses. unused: address and bytes of unused ranges.
     def __init__(self, tag: str, step_bytes: int, threads: int, unused: Sequence[tuple[int, int]]) -> None: ...
     def step(self) -> Report: ...
 

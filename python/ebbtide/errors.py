@@ -45,7 +45,7 @@ def advise(message: str, cause: int) -> str:
 
 
 def neutral(error: Exception) -> str:
-    """The message without the part that `advise` added: for readers who write no Python."""
+    """The message without the part that `advise` added: for readers that write no Python."""
     return str(error).partition(_IN_PYTHON)[0]
 
 

@@ -1,6 +1,6 @@
 """Names of a package that are imported at their first use."""
 
-import pkgutil
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +11,8 @@ def late_imports(package: str, places: Mapping[str, str]) -> Callable[[str], Any
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return pkgutil.resolve_name(places[name])
+        module, _, attribute = places[name].partition(":")
+        imported = importlib.import_module(module)
+        return getattr(imported, attribute) if attribute else imported
 
     return find

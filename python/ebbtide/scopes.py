@@ -32,7 +32,7 @@ class DecoratingScope(_core.Scope):
 
 
 def run_inside(function: Callable[_P, _R], enter: Callable[[], AbstractContextManager[Any]]) -> Callable[_P, _R]:
-    """The function that runs `function` in what `enter` gives at each call."""
+    """The function that runs `function` in `enter`'s result at each call."""
 
     @functools.wraps(function)
     def inside(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -35,9 +35,9 @@ class Setting:
         name: the keyword of `saver.configure` and `ebbtide.env`; `ebbtide run` spells it with dashes.
         kind: "size", "fraction", "switch", "choice", "count", "tag", "folder" or "file".
         values: "split|whole" of a choice, "1|256" (least and most) of a count; "" for any.
-        fallback: what holds while nothing sets it: a value, or words where it depends on the machine.
+        fallback: in force while nothing sets it: a value, or words where it depends on the machine.
         readers: some of "core preload python simulator".
-        none: what None means to `saver.configure`; "" where it is refused.
+        none: the meaning of None to `saver.configure`; "" where it is refused.
     """
 
     name: str

@@ -21,7 +21,7 @@ static void bad_leases_and_captures(void) {
   REFUSED(ebbtide_open_lease("w", "me", NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_open_lease("w", NULL, &lease, &error));
   EXPECT(EBBTIDE_STATE_ERROR, pause_tag("w"));
-  SAYS("somebody");
+  SAYS("an unnamed holder");
   EXPECT(EBBTIDE_OK, ebbtide_close_lease(lease.id, &error));
   REFUSED(ebbtide_close_lease(lease.id, &error));
   REFUSED(ebbtide_close_lease(UINT64_MAX, &error));
@@ -49,16 +49,16 @@ static void count_name(void* user, const char* tag) {
 /* A resume of what one pause has moved: not of what was away before, nor of what an address holds by now. */
 static void moved_allocations(void) {
   const char* const names[] = {"w"};
-  ebbtide_moved* moved = NULL;
+  ebbtide_paused_set* moved = NULL;
   int tags = 0;
   uint64_t pauses = 0;
   uint64_t again = 0;
-  REFUSED(ebbtide_make_moved(NULL, &error));
-  REFUSED(ebbtide_visit_moved(NULL, count_name, &tags, &error));
+  REFUSED(ebbtide_make_paused_set(NULL, &error));
+  REFUSED(ebbtide_visit_paused_set(NULL, count_name, &tags, &error));
   REFUSED(ebbtide_pause_count(NULL, &pauses, &error));
   REFUSED(ebbtide_pause_count("w", NULL, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_make_moved(&moved, &error));
-  REFUSED(ebbtide_visit_moved(moved, NULL, &tags, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_make_paused_set(&moved, &error));
+  REFUSED(ebbtide_visit_paused_set(moved, NULL, &tags, &error));
   EXPECT(EBBTIDE_OK, ebbtide_pause_count("nobody", &pauses, &error));
   CHECK(pauses == 0);
 
@@ -68,20 +68,20 @@ static void moved_allocations(void) {
   void* dying = make("w");
   EXPECT(EBBTIDE_OK, ebbtide_pause_count("w", &pauses, &error));
   ebbtide_request request = request_of(names, 1);
-  request.moved = moved;
+  request.paused_set = moved;
   EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_pause(&request, NULL, &error)); /* moves nothing, and does not count */
   EXPECT(EBBTIDE_OK, ebbtide_pause_count("w", &again, &error));
   CHECK(again == pauses + 1);
-  EXPECT(EBBTIDE_OK, ebbtide_visit_moved(moved, count_name, &tags, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_visit_paused_set(moved, count_name, &tags, &error));
   CHECK(tags == 1);
   EXPECT(EBBTIDE_OK, ebbtide_free(dying, &error));
   EXPECT(EBBTIDE_OK, ebbtide_resume(&request, NULL, &error));
   CHECK(!ebbtide_is_away(here, CHUNK) && ebbtide_is_away(away, CHUNK));
   EXPECT(EBBTIDE_OK, ebbtide_resume(NULL, NULL, &error));
-  ebbtide_free_moved(moved);
-  ebbtide_free_moved(moved); /* known no more: left alone */
-  REFUSED(ebbtide_visit_moved(moved, count_name, &tags, &error));
+  ebbtide_free_paused_set(moved);
+  ebbtide_free_paused_set(moved); /* known no more: left alone */
+  REFUSED(ebbtide_visit_paused_set(moved, count_name, &tags, &error));
   REFUSED(ebbtide_pause(&request, NULL, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(here, &error));
   EXPECT(EBBTIDE_OK, ebbtide_free(away, &error));
@@ -139,10 +139,10 @@ static void bad_operations(void) {
         totals.seconds > 0); /* nobody wrote to it: all zeros */
   REFUSED(ebbtide_visit_report(NULL, visit_row, &bytes, &error));
   REFUSED(ebbtide_visit_report(report, NULL, NULL, &error));
-  REFUSED(ebbtide_visit_left(NULL, visit_row, &bytes, &error));
-  REFUSED(ebbtide_visit_left((ebbtide_report*)&request, visit_row, &bytes, &error));
+  REFUSED(ebbtide_visit_remaining(NULL, visit_row, &bytes, &error));
+  REFUSED(ebbtide_visit_remaining((ebbtide_report*)&request, visit_row, &bytes, &error));
   EXPECT(EBBTIDE_OK, ebbtide_visit_report(report, visit_row, &bytes, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_visit_left(report, visit_row, &bytes, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_visit_remaining(report, visit_row, &bytes, &error));
   CHECK(bytes == CHUNK);
   ebbtide_free_report(report);
   ebbtide_free_report(report);

@@ -99,7 +99,7 @@ static void ask_for_handles(void) {
   ebbtide_report_totals totals = {0};
   FORKED(ebbtide_read_report(held.report, &totals, &error));
   FORKED(ebbtide_visit_report(held.report, visit_row, NULL, &error));
-  FORKED(ebbtide_visit_left(held.report, visit_row, NULL, &error));
+  FORKED(ebbtide_visit_remaining(held.report, visit_row, NULL, &error));
   FORKED(ebbtide_pending_stream_wait(held.pending, 0, NULL, NULL, 0, &error));
   FORKED(ebbtide_pending_ready(held.pending, NULL, &is_ready, &error));
   FORKED(ebbtide_pending_wait(held.pending, &report, &error));

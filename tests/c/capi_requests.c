@@ -67,7 +67,7 @@ static void a_report_has_a_row_for_each_tag(void) {
   EXPECT(EBBTIDE_OK, ebbtide_pause(&request, &report, &error));
   struct rows moved = {0}, stayed = {0};
   EXPECT(EBBTIDE_OK, ebbtide_visit_report(report, add_row, &moved, &error));
-  EXPECT(EBBTIDE_OK, ebbtide_visit_left(report, add_row, &stayed, &error));
+  EXPECT(EBBTIDE_OK, ebbtide_visit_remaining(report, add_row, &stayed, &error));
   CHECK(moved.count == 2 && moved.bytes == 2 * CHUNK && moved.copied == CHUNK && moved.skipped == CHUNK);
   CHECK(strcmp(moved.tags, "one;two;") == 0);
   CHECK(stayed.count == 1 && stayed.bytes == CHUNK && strcmp(stayed.tags, "left;") == 0);

@@ -139,13 +139,13 @@ TEST_F(ManyTags, TheHeldMemoryNamesEveryTagAndDevice) {
   alloc("a", 2 * kChunk, BackupKind::kRam, 1);
   alloc("b", kChunk, BackupKind::kRam, 1);
   alloc("c", kChunk);
-  const ReportRows left = pause({"c"}).left();
+  const ReportRows left = pause({"c"}).remaining();
   EXPECT_EQ(left.size(), 3u);
   EXPECT_EQ(left.at({"a", 0}).bytes, kChunk);
   EXPECT_EQ(left.at({"a", 1}).bytes, 2 * kChunk);
   EXPECT_EQ(left.at({"b", 1}).bytes, kChunk);
   const auto held = claim(OperationKind::kPause, {"b"});
-  EXPECT_EQ(pause({"a"}).left().at({"b", 1}).bytes, kChunk) << "also while an operation holds it";
+  EXPECT_EQ(pause({"a"}).remaining().at({"b", 1}).bytes, kChunk) << "also while an operation holds it";
 }
 
 TEST_F(ManyTags, SlotsAreFoundByTagPolicyAndDevice) {

@@ -162,12 +162,12 @@ TEST_F(OperationsTest, ReportsAddUpByTagAndDevice) {
   EXPECT_EQ(report.rows.at({"a", 1}).copied, 0u);
   EXPECT_EQ(report.totals().bytes, 4 * kChunk);
   EXPECT_EQ(report.totals().copied, 2 * kChunk);
-  EXPECT_EQ(report.left().size(), 1u);
-  EXPECT_EQ(report.left().at({"stays", 1}).bytes, kChunk);
+  EXPECT_EQ(report.remaining().size(), 1u);
+  EXPECT_EQ(report.remaining().at({"stays", 1}).bytes, kChunk);
   EXPECT_GT(report.seconds, 0);
   const Report back = resume();
   EXPECT_EQ(back.totals().bytes, 4 * kChunk);
-  EXPECT_EQ(back.left().at({"a", 1}).bytes, 2 * kChunk);
+  EXPECT_EQ(back.remaining().at({"a", 1}).bytes, 2 * kChunk);
 }
 
 TEST_F(OperationsTest, BackupOnceAgainstThePolicy) {

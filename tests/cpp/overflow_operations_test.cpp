@@ -15,7 +15,7 @@ TEST_F(OverflowTest, APauseWithABackupLeavesHostChunksWhereTheyAre) {
   EXPECT_EQ(report.totals().copied, 2 * kChunk);
   EXPECT_EQ(host_bytes(item), 3 * kChunk);
   EXPECT_FALSE(is_partial("w"));
-  EXPECT_TRUE(report.left().empty()) << "nothing is left on the device";
+  EXPECT_TRUE(report.remaining().empty()) << "nothing is left on the device";
   expect_sound("paused");
   EXPECT_EQ(pause().totals().bytes, 0u);
   EXPECT_EQ(resume().totals().bytes, 2 * kChunk);

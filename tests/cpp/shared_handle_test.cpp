@@ -28,7 +28,7 @@ TEST_F(SharedTest, Invariant1_NeighboursComeBackBehindOneHandleAtTheirAddresses)
     const Report report = pause();
     EXPECT_EQ(report.totals().bytes, 5 * kChunk);
     EXPECT_EQ(report.totals().copied, 5 * kChunk);
-    EXPECT_EQ(report.left().size(), 0u);
+    EXPECT_EQ(report.remaining().size(), 0u);
     expect_device_bytes(0);
     resume();
     EXPECT_EQ(handles(), 1u);

@@ -110,7 +110,7 @@ TEST_F(VerdictsTest, WhatLiesOnTheHostIsLeftThere) {
   resume();
   Operation::claim(core(), OperationKind::kDemote, {})->commit();
   pause();
-  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kLeft, Verdict::kLeft}));
+  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kOnHost, Verdict::kOnHost}));
 }
 
 TEST_F(VerdictsTest, APauseThatFailsBeforeItsFirstByteChangesNone) {

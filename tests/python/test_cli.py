@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -112,7 +111,9 @@ def test_importing_the_package_takes_little_but_its_errors(run_python) -> None:
     )
     assert result.returncode == 0, result.stderr
     packages = ["ebbtide.compat", "ebbtide.integrations"]
-    assert result.stdout.split() == sorted(["ebbtide", "ebbtide.errors", "ebbtide.locks", *packages])
+    assert result.stdout.split() == sorted(
+        ["ebbtide", "ebbtide.errors", "ebbtide.late_imports", "ebbtide.locks", *packages]
+    )
 
 
 def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
@@ -131,8 +132,8 @@ def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
 def test_doctor_says_what_is_unusual_first_and_hides_defaults(run_command) -> None:
     text = run_command("doctor", EBBTIDE_HOST_LIMT="5GiB", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_SUMMARY="1").stdout
     lines = [line.strip() for line in text.splitlines()]
-    sections = [line for line in lines if line in ("what is wrong or unusual", "software", "driver", "settings")]
-    assert sections[0] == "what is wrong or unusual"
+    sections = [line for line in lines if line in ("problems and unusual findings", "software", "driver", "settings")]
+    assert sections[0] == "problems and unusual findings"
     unusual = lines[: lines.index("software")]
     assert unusual[unusual.index(sections[0]) + 1].startswith("settings: EBBTIDE_HOST_LIMIT ")
     assert "EBBTIDE_HOST_LIMIT has the unknown unit 'x'" in " ".join(unusual)
@@ -209,7 +210,7 @@ def test_a_missing_required_capability_is_a_problem_and_an_optional_one_is_not(s
 
     assert saver.device and is_usable(diagnose())
     for name, usable in (("vmm", False), ("rdma", True)):
-        missing = SimpleNamespace(name=name, available=False, found="the probe failed", advice="do something")
+        missing = (name, False, "the probe failed", "do something")
         monkeypatch.setattr(_core, "capabilities", lambda device, missing=missing: [missing])
         findings = diagnose()
         assert is_usable(findings) is usable

@@ -250,7 +250,7 @@ COMMAND = ["--", "true"]
             "--whole-fraction must be a number from 0 to 1",
         ),
         (["--whole-fraction", "0.5", *COMMAND], 2, "--whole-fraction means nothing without --overflow whole"),
-        (["--overflow", "none", "--report", "total", *COMMAND], 2, "--report total promises what nothing delivers"),
+        (["--overflow", "none", "--report", "total", *COMMAND], 2, "--report total promises host memory, not given"),
         (["--tag", "job", *COMMAND], 2, "--tag means nothing without --pauseable"),
         (["--no-pauseable", "--tag", "job", *COMMAND], 2, "--tag means nothing without --pauseable"),
         (["--backup", "disk", *COMMAND], 2, "--backup means nothing without --pauseable"),

@@ -342,7 +342,7 @@ class Core(RuleBasedStateMachine):
     def expect_report(self, report: _core.Report, moved_and_copied: tuple[int, int]) -> None:
         assert (report.bytes, report.copied) == moved_and_copied
         assert sum(row[2] for row in report.rows) == report.bytes
-        mine = sum(size for tag, _, size in report.left if tag.startswith(self.prefix))
+        mine = sum(size for tag, _, size in report.remaining if tag.startswith(self.prefix))
         assert mine == self.held() - self.base_bytes
 
     @invariant()

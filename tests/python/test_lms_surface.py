@@ -113,7 +113,7 @@ def test_the_lower_one_of_both_limits_holds_and_is_named(lms, saver):
     assert (lms.limit, _core.query_device(0).limit_bytes) == (24 * MIB, 24 * MIB)
     with pytest.raises(torch.OutOfMemoryError) as refused:
         torch.empty(16 * MIB)
-    assert "left of what large model support allows, 24 MiB" in str(refused.value)
+    assert "left of the limit of large model support, 24 MiB" in str(refused.value)
     assert "In Python: ebbtide.lms.limit = ..." in str(refused.value)
     assert "device_limit" not in str(refused.value) and "overflow" not in str(refused.value)
     saver.configure(device_limit="16MiB")

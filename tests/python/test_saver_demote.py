@@ -100,7 +100,7 @@ def test_invariant_2_a_pause_leaves_it_on_the_host(saver, tag, backup):
     kept = on_host(saver, tag)
     assert kept in (24 * MIB, 32 * MIB)
     assert saver.pause(tag).bytes == 56 * MIB - kept
-    assert saver.is_paused(tag) and saver.tags()[tag].left_bytes == kept
+    assert saver.is_paused(tag) and saver.tags()[tag].paused_host_bytes == kept
     assert saver.demote(tag).bytes == saver.promote(tag).bytes == 0, "paused memory is skipped"
     assert saver.resume(tag).bytes == 56 * MIB - kept
     assert on_host(saver, tag) == kept

@@ -205,7 +205,7 @@ def test_off_is_a_no_op_everywhere(run_python):
         assert make().sum() == 3
         assert saver.adopt(t, tag="w").bytes == 0
         for report in (saver.pause(), saver.pause("never named"), saver.resume("w", timeout=5)):
-            assert (report.bytes, report.by_tag, report.left) == (0, {}, ()), report
+            assert (report.bytes, report.by_tag, report.remaining) == (0, {}, ()), report
             str(report)
         with saver.paused("w") as report:
             assert report.bytes == 0

@@ -144,7 +144,7 @@ def test_what_lies_on_the_host_has_no_verdict_of_an_earlier_pause(saver, tag):
     saver.demote(tag)
     assert saver.pause(tag).copied == 0
     found = saver.explain(tag)
-    assert (found.copied, found.changed, found.left, found.tensors) == (0, 0, 16 * MIB, ())
+    assert (found.copied, found.changed, found.on_host, found.tensors) == (0, 0, 16 * MIB, ())
     assert str(found) == f"{tag}: the last pause copied 0 B and left out 16.0 MiB on the host"
     saver.resume(tag)
     assert len(kept) == 16 * MIB
@@ -195,7 +195,7 @@ def test_names_are_those_of_what_lies_there_now(saver, tag):
     with region:
         after = torch.zeros(16 * MIB, dtype=torch.uint8, device=saver.device)
     text = str(saver.explain(tag)).splitlines()
-    assert text[-2] == "  what lies there now:" and text[-1].startswith("    16.0 MiB of after in ")
+    assert text[-2] == "  in these blocks now:" and text[-1].startswith("    16.0 MiB of after in ")
     assert len(after) == 16 * MIB
 
 

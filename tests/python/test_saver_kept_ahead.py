@@ -106,7 +106,7 @@ def test_switching_it_off_ends_a_pass(saver, tag, monkeypatch):
         until(lambda: saver.tags()[tag].ahead_bytes > 0)
     finally:
         saver.configure(copy_ahead=False)
-    time.sleep(0.3)  # the step under way
+    until(lambda: "ebbtide-copy-ahead" not in {thread.name for thread in threading.enumerate()})
     before = saver.tags()[tag].ahead_bytes
     time.sleep(0.3)
     assert saver.tags()[tag].ahead_bytes == before < 32 * 12 * MIB

@@ -145,11 +145,11 @@ def test_what_is_left_is_a_value_like_any_other(saver, tag, tag2):
     kept = make(saver, tag), make(saver, tag2)
     report, again = saver.pause(tag), saver.pause(tag)
     saver.pause(tag2)
-    assert [held.bytes for held in report.left if held.tag == tag2] == [SEGMENT], "as of its own end"
-    assert isinstance(report.left, tuple) and report.left is report.left
+    assert [held.bytes for held in report.remaining if held.tag == tag2] == [SEGMENT], "as of its own end"
+    assert isinstance(report.remaining, tuple) and report.remaining is report.remaining
     assert pickle.loads(pickle.dumps(again)) == again
-    assert pickle.loads(pickle.dumps(report)).left == report.left
-    assert saver.Report("pause").left == ()
+    assert pickle.loads(pickle.dumps(report)).remaining == report.remaining
+    assert saver.Report("pause").remaining == ()
     assert "still held" in str(report)
     assert len(kept) == 2
 

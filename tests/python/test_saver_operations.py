@@ -44,7 +44,7 @@ def test_reports_count_and_read_well(saver, tag, tag2):
     assert sum(report.by_device.values()) == report.bytes == 16 * MIB
     assert report.copied + report.skipped >= 16 * MIB
     assert report.seconds >= 0
-    assert {(held.tag, held.bytes) for held in report.left if held.tag in (tag, tag2)} == {(tag2, 32 * MIB)}
+    assert {(held.tag, held.bytes) for held in report.remaining if held.tag in (tag, tag2)} == {(tag2, 32 * MIB)}
     assert "freed 16.0 MiB" in str(report)
     assert f"{tag2} 32.0 MiB" in str(report)
     back = saver.resume(tag)
@@ -144,7 +144,7 @@ def test_out_of_memory_in_resume_moves_nothing_and_works_once_there_is_room(save
     saver.trim()  # what other tests have cached would make room
     keep, other = block(saver, tag, 16), block(saver, tag2, 16)
     saver.pause(tag, tag2)
-    held = sum(size for size in (held.bytes for held in saver.pause(tag).left))
+    held = sum(size for size in (held.bytes for held in saver.pause(tag).remaining))
     saver.configure(device_limit=held + 24 * MIB)
     with pytest.raises(torch.OutOfMemoryError) as error:
         saver.resume(tag, tag2)

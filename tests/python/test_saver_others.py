@@ -175,7 +175,7 @@ def test_a_named_file_that_another_program_truncates(saver, tag, tmp_path):
         (file,) = tmp_path.iterdir()
         os.truncate(file, 4096)
         for ask in (lambda: saver.resume(tag), lambda: saver.backup_of(kept[0])):
-            with pytest.raises(StoreError, match="is shorter than the backup: somebody truncated it"):
+            with pytest.raises(StoreError, match="is shorter than the backup: it was truncated"):
                 ask()
         kept.clear()  # as the message says
         saver.trim(tag)

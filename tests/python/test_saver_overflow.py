@@ -90,7 +90,7 @@ def test_a_spilled_tag_pauses_and_resumes(saver, tag, room):
     want, address = tensor.cpu().clone(), tensor.data_ptr()
     report = saver.pause(tag)
     assert report.bytes == 16 * MIB, "what lies on the host takes no device memory"
-    assert not [held for held in report.left if held.tag == tag]
+    assert not [held for held in report.remaining if held.tag == tag]
     assert spilled(saver, tag) == 24 * MIB
     assert saver.is_paused(tag)
     with pytest.raises(StateError, match="spilled"):

@@ -38,7 +38,7 @@ def test_while_the_tag_is_away_all_threads_have_a_fresh_pool(mine, saver):
     assert inside not in (None, DEFAULT)
     assert routes_of_threads(mine.model) == inside
     other = mine.make(4, 3)  # the cache has a paused segment of this size
-    assert [held.bytes for held in report.left if held.tag == mine.tag] == []
+    assert [held.bytes for held in report.remaining if held.tag == mine.tag] == []
     saver.resume(mine.tag)
     assert mine.model.route() is None is routes_of_threads(mine.model)
     mine.check()

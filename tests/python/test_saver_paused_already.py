@@ -41,12 +41,12 @@ def test_later_pauses_of_any_kind_leave_it(saver, tag, tag2, room, on_device):
     assert on_host > 0
     assert saver.pause(tag).bytes == 40 * MIB - on_host
     status = saver.tags()[tag]
-    assert (status.state, status.host_bytes, status.left_bytes) == ("paused", on_host, on_host)
+    assert (status.state, status.host_bytes, status.paused_host_bytes) == ("paused", on_host, on_host)
     assert saver.is_paused(tag)
     for backup in (None, "disk", "pinned", "ram"):
         report = saver.pause(tag, backup=backup)
         assert (report.bytes, report.copied, report.skipped) == (0, 0, 0)
-        assert not [held for held in report.left if held.tag == tag]
+        assert not [held for held in report.remaining if held.tag == tag]
     with saver.paused(tag, backup=None):
         pass
     assert saver.is_paused(tag), "it was paused before"
@@ -59,7 +59,7 @@ def test_later_pauses_of_any_kind_leave_it(saver, tag, tag2, room, on_device):
     saver.resume(tag)
     assert torch.equal(tensor.cpu(), want)
     assert not saver.is_paused(tag)
-    assert saver.tags()[tag].left_bytes == 0
+    assert saver.tags()[tag].paused_host_bytes == 0
     assert saver.promote(tag).bytes == on_host
     assert torch.equal(tensor.cpu(), want)
     assert other.numel() == 12 * MIB

@@ -47,7 +47,7 @@ def test_a_pause_and_a_resume_make_few_calls(saver, tag):
 def test_a_report_makes_only_what_is_looked_at(saver, tag):
     keep = noise(saver, tag, 2)
     report = saver.pause(tag)
-    fields = ("by_tag", "by_device", "rows", "left")
+    fields = ("by_tag", "by_device", "rows", "remaining")
     assert all(isinstance(report.__dict__[name], _core.Report) for name in fields)
     assert report.by_tag == {tag: report.bytes}
     assert not isinstance(report.__dict__["by_tag"], _core.Report)

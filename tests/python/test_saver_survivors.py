@@ -199,7 +199,7 @@ def test_a_row_prints_its_views_makers_and_frames():
         "    at c.py:3 in h",
     ]
     hidden = Survivor(MIB, "", (), "", 0, "", "", (), 0, 4096)
-    assert str(Survivors([hidden])).splitlines()[1] == "1.0 MiB at 0x1000: held by what Python does not show"
+    assert str(Survivors([hidden])).splitlines()[1] == "1.0 MiB at 0x1000: held outside Python's objects"
 
 
 def test_the_frames_of_a_block_come_from_torchs_history():

@@ -24,7 +24,7 @@ struct CopyAhead::Window {
   int device = -1;
   bool is_full = false;  // there are more than the step looks at
 
-  // What a pause of the tag would look at now, by device. Only for the first step.
+  // The memory that a pause of the tag would read now, by device. Only for the first step.
   struct Whole {
     uint64_t looked_at_bytes = 0;
     uint64_t staged_bytes = 0;
@@ -89,7 +89,7 @@ bool CopyAhead::is_of_use(const Allocations& allocations) {
 
 void CopyAhead::prepare(const Allocations& allocations) {
   reached_ = *request().ahead;
-  left_bytes_ = reached_.step_bytes;
+  remaining_bytes_ = reached_.step_bytes;
   if (!is_of_use(allocations)) return;
   for (const auto& allocation : allocations) add_row(*allocation);
   for (const auto& allocation : allocations) {
@@ -98,14 +98,14 @@ void CopyAhead::prepare(const Allocations& allocations) {
   if (parts_.empty()) return;
   std::vector<BackupUse*> uses;
   for (BackupUse& use : uses_) uses.push_back(&use);
-  charge_backups(core(), uses, "what is copied ahead of a pause of ", true);
+  charge_backups(core(), uses, "the copy ahead of a pause of ", true);
   borrow_engine();
 }
 
-// False where the step ends before it, or in it. Left out: a backup that somebody looks at, who sees it stay as it is
-// or writes into it, and one of another kind than the next pause makes.
+// False where the step ends before it, or in it. Skipped: a backup with a view, whose holder sees it unchanged or
+// writes into it, and one of another kind than the next pause makes.
 bool CopyAhead::add(const std::shared_ptr<Allocation>& allocation) {
-  if (fresh_bytes_ >= left_bytes_) {
+  if (fresh_bytes_ >= remaining_bytes_) {
     window_->is_full = true;
     return false;
   }
@@ -137,7 +137,7 @@ bool CopyAhead::add_blocks(BackupUse& use, const Chunk& chunk) {
   const size_t first = std::max(chunk.first_block(), begin);
   if (first >= chunk.end_block()) return true;
   size_t end = first;
-  while (end < chunk.end_block() && fresh_bytes_ < left_bytes_ &&
+  while (end < chunk.end_block() && fresh_bytes_ < remaining_bytes_ &&
          (scanned_blocks_ + end - first) * kernels::kBlockBytes < kMostLookedAtBytes) {
     const bool is_fresh = !use.stored->blocks[end].has_digest && !use.is_unused[end];
     fresh_bytes_ += is_fresh ? kernels::kBlockBytes : 0;
@@ -162,11 +162,11 @@ void CopyAhead::borrow_engine() {
   const auto has_kind = [&](BackupKind kind) {
     return std::any_of(uses_.begin(), uses_.end(), [&](const BackupUse& use) { return use.stored->kind == kind; });
   };
-  const uint64_t staged_bytes = has_kind(BackupKind::kRam) || has_kind(BackupKind::kDisk) ? left_bytes_ : 0;
+  const uint64_t staged_bytes = has_kind(BackupKind::kRam) || has_kind(BackupKind::kDisk) ? remaining_bytes_ : 0;
   policy::CopyNeed need = copy_need(staged_bytes, has_kind(BackupKind::kRam) ? staged_bytes : 0);
   need.has_files = has_kind(BackupKind::kDisk);
   if (reached_.threads > 0) need.wanted_threads = std::clamp(usable_cores() / kCoresPerThread, 1, reached_.threads);
-  // The first step takes what the pause will want, so that the pause need not pin it.
+  // The first step takes the engine that the pause will want, so that the pause need not pin it.
   const auto whole = window_->whole.find(device);
   const uint64_t all_blocks = whole == window_->whole.end() ? 0 : whole->second.looked_at_bytes / kernels::kBlockBytes;
   const EngineExtras extras{.table_bytes = BlockScan::table_bytes(std::max(scanned_blocks_, all_blocks)),
@@ -224,13 +224,13 @@ bool CopyAhead::choose(Part& part) {
     } else if (report != nullptr && stored.has_digest && stored.digest == report->digest) {
       entry.clean += kernels::kBlockBytes;
       entry.bytes += kernels::kBlockBytes;
-    } else if (left_bytes_ == 0) {
+    } else if (remaining_bytes_ == 0) {
       reached_.next_sequence = part.use->allocation->sequence;
       reached_.next_offset = block * kernels::kBlockBytes;
       window_->is_full = true;
       return false;
     } else {
-      left_bytes_ = saturating_subtract(left_bytes_, kernels::kBlockBytes);
+      remaining_bytes_ = saturating_subtract(remaining_bytes_, kernels::kBlockBytes);
       stored.has_digest = stored.has_content = false;  // before its bytes in the store change
       add_block(part.ranges, (block - part.chunk->first_block()) * kernels::kBlockBytes);
     }

@@ -10,11 +10,9 @@
 
 namespace ebbtide {
 
-// One step of copies ahead of a pause: blocks of one tag that are in use, and that their backup does not have yet, are
-// copied into it with the digests of what it got. The next pause copies those that have changed since.
-//
-// A step is short, since whoever frees or pauses meanwhile waits for its end. It takes nothing away, so kernels may
-// write while it copies: then the digest, which is of the bytes in the store, is not that of the block.
+// One step of copies ahead of a pause: copies used blocks of one tag that the backup lacks, with their digests. The
+// next pause copies those that have changed since. A step is short, since frees and pauses meanwhile wait for its end.
+// Kernels may write while it copies: then the digest, which is of the bytes in the store, is not that of the block.
 class CopyAhead final : public Move {
  public:
   // request outlives it; its `ahead` says where to begin, and is set to where the next step begins once all has landed.
@@ -35,7 +33,7 @@ class CopyAhead final : public Move {
     size_t first_block;  // of the allocation
     size_t block_count;
     size_t first_scanned;                       // the number of its first block in the scan
-    std::vector<CopyRange> ranges = {};         // of the chunk: what is copied
+    std::vector<CopyRange> ranges = {};         // of the chunk: to be copied
     std::vector<kernels::Digest> digests = {};  // of the chunk's blocks
     bool has_landed = false;
   };
@@ -49,14 +47,14 @@ class CopyAhead final : public Move {
   bool choose(Part& part);
   void land(Part& part);
 
-  struct Window;  // what the step may look at
+  struct Window;  // the blocks that the step may read
   std::shared_ptr<Window> window_;
   AheadProgress reached_;  // where the next step begins
   std::deque<BackupUse> uses_;
   std::deque<Part> parts_;
   size_t scanned_blocks_ = 0;
-  uint64_t fresh_bytes_ = 0;  // that are copied whatever the scan says
-  uint64_t left_bytes_ = 0;   // that the step may still copy
+  uint64_t fresh_bytes_ = 0;      // that are copied whatever the scan says
+  uint64_t remaining_bytes_ = 0;  // that the step may still copy
   std::unique_ptr<EnginePool::Loan> engine_;
   std::unique_ptr<BlockScan> scan_;
 };

@@ -35,7 +35,7 @@ void record_out_of_memory(Core& core, const AllocationRequest& request, const ch
   }
 }
 
-// What the caller may do besides: nothing more where overflow is on, or large model support chooses what leaves.
+// The caller's choices besides: none where overflow is on, or large model support chooses the storages that leave.
 OutOfMemory with_offer(const OutOfMemory& error, const Policy& policy) {
   if (policy.overflow != Overflow::kNone || error.cause == Cause::kLmsLimit) return error;
   return {std::string(error.what()) + ", or let what does not fit lie on the host (overflow: split)", error.device,
@@ -91,7 +91,7 @@ AllocationResult try_allocate(Core& core, Tag& tag, const Policy& policy, int de
   const bool may_give_back = !is_capture_visible(device, stream);
   if (may_give_back) give_back_caches(core);
   const FlushFirst::Call call{&tag, device, request.size_bytes};
-  // During a capture nobody flushes, nor asks again.
+  // During a capture callers neither flush nor ask again.
   const bool may_flush = policy.flushes_first && may_give_back && !core.capture_gate.is_capturing();
   const bool may_spill = flush_first.is_second(call) || !may_flush;
   const AllocationResult result = try_and_record(core, request, may_spill, may_give_back);
@@ -107,7 +107,7 @@ CUdeviceptr allocate(Core& core, Tag& tag, const Policy& policy, int device, uin
   const AllocationResult result = try_allocate(core, tag, policy, device, size_bytes, stream);
   if (!result.must_flush()) return result.address;
   throw OutOfMemory("device " + std::to_string(device) + " has too little memory for tag '" + tag.name +
-                        "': give back what is cached, and ask again",
+                        "': give back cached memory, and ask again",
                     device,
                     {round_up(size_bytes, granularity(device)), result.room_bytes, core.budgets.device.limit_bytes()},
                     Cause::kDevice);
@@ -116,8 +116,8 @@ CUdeviceptr allocate(Core& core, Tag& tag, const Policy& policy, int device, uin
 void deallocate(Core& core, CUdeviceptr address) {
   if (deallocate_if_ours(core, address)) return;
   throw InvalidArgument(
-      "no allocation of ebbtide begins at this address: it was freed before, lies inside an allocation, or is "
-      "somebody else's");
+      "no allocation of ebbtide begins at this address: it was freed before, lies inside an allocation, or belongs "
+      "to another allocator");
 }
 
 bool deallocate_if_ours(Core& core, CUdeviceptr address) {

@@ -8,7 +8,7 @@
 
 namespace ebbtide {
 
-// What the caller of an allocation asked for. The size is a multiple of the granularity.
+// The request of an allocation's caller. The size is a multiple of the granularity.
 struct AllocationRequest {
   Tag& tag;
   const Policy& policy;

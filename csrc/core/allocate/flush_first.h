@@ -5,7 +5,7 @@
 
 namespace ebbtide {
 
-// Callers such as torch give back what they cache when they are refused, and ask again at once, in the same thread and
+// Callers such as torch give back their caches when they are refused, and ask again at once, in the same thread and
 // for the same size. This remembers the one call of a thread that was refused for that.
 class FlushFirst {
  public:

@@ -5,7 +5,7 @@
 #include "core/state/core.h"
 #include "policy/placement.h"
 
-// How much room a device has, by what the driver says and by the budget.
+// The room that a device has, by the driver and by the budget.
 namespace ebbtide {
 
 policy::DeviceRoom look_at_device(Core& core, int device);

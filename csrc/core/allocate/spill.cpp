@@ -15,7 +15,7 @@
 namespace ebbtide {
 namespace {
 
-// Others may take what was free a moment ago: looked at anew so often, and then nothing is asked of the device.
+// Others may take memory that was free a moment ago: after so many looks, nothing is asked of the device.
 constexpr int kLooks = 2;
 
 policy::Placement place(const Core& core, const Policy& policy, uint64_t size_bytes, uint64_t room_bytes) {
@@ -24,8 +24,8 @@ policy::Placement place(const Core& core, const Policy& policy, uint64_t size_by
   return policy::place_whole(size_bytes, room_bytes, core.rules.overflow.whole_fraction.load());
 }
 
-// The pieces of what lies on the host. Where the host has none, and the device has room for what it was to be spared,
-// all of it lies there.
+// The pieces of the part on the host. Where the host has none, and the device has room for the bytes that it was to be
+// spared, all of it lies there.
 std::vector<HostPool::Handle> take_host_memory(Core& core, const std::string& purpose, int device,
                                                policy::DeviceRoom room, policy::Placement& placement) {
   try {
@@ -71,7 +71,7 @@ SpillResult build_spilling(Core& core, const AllocationRequest& request, bool ma
     const policy::DeviceRoom room = look < kLooks ? look_at_device(core, device) : policy::DeviceRoom{};
     const uint64_t room_bytes = policy::usable_bytes(room, size_bytes);
     policy::Placement placement = place(core, policy, size_bytes, room_bytes);
-    // Before anything spills: what was freed beside a step of copies ahead is room at its end.
+    // Before anything spills: memory that was freed during a step of copies ahead is room at its end.
     if (placement.host_bytes > 0 && look == 0 &&
         (core.registry.ahead_steps.wait(AheadSteps::Which::kWithFreedMemory) ||
          core.registry.ahead_steps.freeing_count() != freeing_steps))
@@ -89,7 +89,7 @@ SpillResult build_spilling(Core& core, const AllocationRequest& request, bool ma
       return {std::move(allocation), room_bytes};
     } catch (const Error& error) {
       core.host_pool.put_back(device, std::move(handles));
-      if (placement.device_bytes == 0 || !is_device_shortage(error)) throw;  // else others took what was free
+      if (placement.device_bytes == 0 || !is_device_shortage(error)) throw;  // else others took the free memory
     }
   }
 }

@@ -10,7 +10,7 @@ namespace ebbtide {
 
 struct SpillResult {
   std::shared_ptr<Allocation> allocation;  // null: it would have to spill, and may not
-  uint64_t room_bytes = 0;                 // what the device had for it
+  uint64_t room_bytes = 0;                 // that the device had for it
 };
 
 // As build_allocation(). may_spill: false returns no allocation in place of one that lies on the host.

@@ -6,7 +6,7 @@
 #include "base/tag.h"
 #include "core/memory/backup_record.h"
 
-// Which tag the hooks of the preload library give to what a thread allocates.
+// The tag that the hooks of the preload library give to a thread's allocations.
 namespace ebbtide {
 
 // kUnset: as the program's own policy says.

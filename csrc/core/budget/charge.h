@@ -7,7 +7,7 @@
 
 #include "base/bytes.h"
 
-// What the budgets of device, host and pinned memory have in common.
+// The common part of the budgets of device, host and pinned memory.
 namespace ebbtide {
 
 // Owns a part of a budget, and gives it back when it goes. A Part adds up, and says its size in bytes.

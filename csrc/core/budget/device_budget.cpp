@@ -48,7 +48,7 @@ void DeviceBudget::require_room(int device, uint64_t size_bytes, uint64_t spared
   const bool exceeds = limit != kUnlimited && size_bytes > room;
   if (holder == DeviceHolder::kCore && lms_limit != kUnlimited && size_bytes > lms_room &&
       !(exceeds && room < lms_room)) {
-    throw OutOfMemory(refused(lms_room) + " left of what large model support allows, " + format_bytes(lms_limit) +
+    throw OutOfMemory(refused(lms_room) + " left of the limit of large model support, " + format_bytes(lms_limit) +
                           ". Raise its limit, or take a smaller step",
                       device, {size_bytes, lms_room, lms_limit}, Cause::kLmsLimit);
   }

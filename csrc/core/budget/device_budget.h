@@ -12,7 +12,7 @@
 // (invariant 7).
 namespace ebbtide {
 
-// Whose memory is charged: the core's, or what the program gets from the driver.
+// The owner of charged memory: the core, or the program, which gets it from the driver.
 enum class DeviceHolder { kCore, kProgram };
 
 struct DevicePart {
@@ -27,7 +27,7 @@ struct DevicePart {
 class DeviceCharge : public Charge<class DeviceBudget, DevicePart> {
  public:
   using Charge::Charge;
-  // Cuts part_bytes (at most what is left) off into a charge of its own.
+  // Cuts part_bytes (capped at the charge) off into a charge of its own.
   DeviceCharge split(uint64_t part_bytes);
 };
 
@@ -43,8 +43,8 @@ class DeviceBudget : public Limits {
   // The most that was held since the start, or since reset_peaks().
   uint64_t peak_bytes(int device) const;
   void reset_peaks() noexcept;
-  // What the limits leave to the core; kUnlimited where there is none. device_limit covers all that is held; large
-  // model support sees to the program's memory itself.
+  // The room that the limits leave to the core; kUnlimited where there is none. device_limit covers all that is held;
+  // large model support sees to the program's memory itself.
   uint64_t available_bytes(int device) const;
 
  private:
@@ -67,7 +67,7 @@ class DeviceBudget : public Limits {
 // other processes take from as well, so every allocation looks at the device anew.
 class DeviceMargin {
  public:
-  // Lives until what was asked for exists: the next allocation's look at the device counts it then (invariant 7).
+  // Lives until the memory exists: from then on the next allocation's look at the device counts it (invariant 7).
   using Hold = std::unique_lock<std::mutex>;
   // Throws OutOfMemory where the device would have less than the margin left, DriverError where it does not say. Asks
   // nothing where there is no margin.

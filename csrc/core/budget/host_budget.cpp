@@ -19,7 +19,7 @@ constexpr size_t kMostHolders = 4;
 constexpr size_t kMostNameBytes = 60;
 constexpr size_t kMostPurposeBytes = 200;
 
-// What set a number, in an error; RAM and the container set a limit as well.
+// The source of a limit, in an error; RAM and the container set a limit as well.
 std::string by(bool is_setting, Setting setting) {
   if (!is_setting) return " by RAM or the container";
   return is_configured(setting) ? " as configured" : " by " + source_of(setting);
@@ -88,15 +88,15 @@ policy::HostRules HostBudget::rules(const policy::HostMemory& memory) const {
   return {limit_bytes(), margin != kUnlimited ? margin : policy::default_host_margin(memory)};
 }
 
-// With what could not be given back yet.
+// With memory that could not be given back yet.
 policy::HostHoldings HostBudget::holdings() const {
   policy::HostHoldings all = holdings_;
   all.uncharged_bytes += deferred_undos::held_bytes(kOnHost);
   return all;
 }
 
-// Before anybody is refused, idle memory gives way, and then spare memory: first what is missing, then all of it, since
-// the budget may be short of more than it says (what is free is never below 0).
+// Before a charge is refused, idle memory gives way, and then spare memory: first the missing bytes, then all of it,
+// since the budget may be short of more than it says (free memory is never below 0).
 template <typename Charge>
 auto HostBudget::try_charge(uint64_t bytes, const Charge& charge) {
   bool is_counted = false;
@@ -125,7 +125,7 @@ void HostBudget::require_room(uint64_t bytes, const std::string& purpose) {
   });
 }
 
-// Another process may be stopped in its turn. Who waits for it does not hold the lock that every question takes.
+// Another process may be stopped in its turn. A thread that waits for it does not hold the lock of the budget.
 HostBudget::Turn HostBudget::take_turn() const {
   if (ledger_ == nullptr) return {std::unique_lock<std::mutex>(), std::nullopt};
   std::unique_lock in_process(turn_mutex_);
@@ -151,7 +151,7 @@ std::string HostBudget::describe_holders() const {
     if (const uint64_t bytes = holder.bytes.load(); bytes > 0) found.emplace_back(bytes, name);
   }
   if (const uint64_t bytes = deferred_undos::held_bytes(kOnHost); bytes > 0)
-    found.emplace_back(bytes, "what the driver has not given back");
+    found.emplace_back(bytes, "memory that the driver has not given back");
   if (found.empty()) return "";
   std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::string text = " ebbtide holds " + format_bytes(policy::total(holdings())) + ": ";
@@ -187,7 +187,7 @@ void HostBudget::check_room(uint64_t bytes, const std::string& purpose) const {
           ", margin " + format_bytes(now.margin_bytes) + by(true, Setting::kHostMargin) +
           (held_elsewhere == 0 ? "" : ", other processes of this run hold " + format_bytes(held_elsewhere)) + ")." +
           describe_holders() +
-          " Pause less at once, keep backups on disk, or none where the content may go, trim what is unused, or "
+          " Pause less at once, keep backups on disk, or none where the content may go, trim unused memory, or "
           "change " +
           (is_refused_by_lms ? "host_limit of large model support" : how_to_change_both()),
       {bytes, room, limit}, is_refused_by_lms ? Cause::kLmsHostLimit : Cause::kHostMemory);

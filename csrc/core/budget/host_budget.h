@@ -26,7 +26,7 @@ class IdleMemory {
   virtual bool give_way(uint64_t bytes) noexcept = 0;
 };
 
-// What some of the memory is held for, and how much it is: for the text of a refusal. Made by HostBudget::holder().
+// A purpose of held memory, and its bytes: for the text of a refusal. Made by HostBudget::holder().
 struct HostHolder {
   std::atomic<uint64_t> bytes{0};
 };
@@ -43,11 +43,11 @@ struct HostPart {
 class HostCharge : public Charge<class HostBudget, HostPart> {
  public:
   using Charge::Charge;
-  void touch(uint64_t bytes) noexcept;        // promised pages that are touched now; capped at what is promised
-  HostCharge split_promised(uint64_t bytes);  // capped at what is promised
-  void give_back_promised() noexcept { split_promised(kUnlimited); }  // what was never touched
-  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at what is touched
-  // Of the same budget. From now on it counts there, and so does what is merged into it or split from it.
+  void touch(uint64_t bytes) noexcept;        // promised pages that are touched now; capped at the promised bytes
+  HostCharge split_promised(uint64_t bytes);  // capped at the promised bytes
+  void give_back_promised() noexcept { split_promised(kUnlimited); }  // bytes that were never touched
+  void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at the touched bytes
+  // Of the same budget. From now on it counts there, and so do charges that are merged into it or split from it.
   void hold_for(HostHolder& holder) noexcept {
     if (budget_ != nullptr) part_.hold_for(holder);
   }
@@ -65,7 +65,7 @@ class HostBudget : public Limits {
   // "the backup of 'weights'". The charge counts with holder; null: with the one that is called as the purpose is.
   HostCharge charge(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
   // The same for memory that gives way itself (set_spare), or that the caller does without as well. Refused, too, while
-  // somebody else is short.
+  // another charge waits for memory.
   HostCharge charge_spare(uint64_t bytes, const std::string& purpose, HostHolder* holder = nullptr);
   // For memory that the driver pins. No cgroup counts it, so only this budget bounds it.
   HostCharge charge_outside_cgroups(uint64_t bytes, const std::string& purpose);

@@ -53,7 +53,7 @@ Slot slot_of(const policy::HostHoldings& mine) {
   throw StateError("the ledger " + path + " " + why + ": give each run a file of its own");
 }
 
-// What lies behind the file's end is left as it is.
+// Bytes behind the file's end stay as they are.
 template <typename Value>
 bool read_at(int file, off_t offset, Value& value) noexcept {
   ssize_t count = -1;
@@ -102,7 +102,7 @@ off_t offset_of_slot(uint32_t index) {
   return static_cast<off_t>(Ledger::kHeaderBytes + Ledger::kSlotBytes * static_cast<size_t>(index));
 }
 
-// False where somebody else has it.
+// False if another process has it.
 bool try_lock(int file, off_t offset) {
   struct flock lock = byte_lock(F_WRLCK, offset);
   return ::fcntl(file, F_OFD_SETLK, &lock) == 0;
@@ -113,7 +113,7 @@ bool is_locked_by_another(int file, off_t offset) {
   return ::fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-// Nothing where nothing was told, or what was told is gone.
+// Nothing if the process reported nothing, or its report is gone.
 policy::HostHoldings told(int file, uint32_t index, Slot slot) noexcept {
   const Slot empty;
   for (int tries = 0; slot.check != check_of(slot); ++tries) {
@@ -141,7 +141,7 @@ std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
     if (!S_ISREG(found.st_mode)) throw_no_ledger(path);
     if (found.st_uid != ::geteuid()) throw_no_ledger(path, "is another user's");
     const Turn turn = ledger->take_turn();
-    // Another run removed it before we had a lock on it: who opens it from now on has another file.
+    // Another run removed it before we had a lock on it: processes that open it from now on have another file.
     if (::fstat(file, &found) == 0 && found.st_nlink == 0) continue;
     ledger->check_or_make_header(path);
     ledger->take_slot(path);
@@ -149,7 +149,7 @@ std::unique_ptr<Ledger> Ledger::open(const std::string& path) {
   }
 }
 
-// The path may name a file that is none of ours: only what is empty, or was emptied, is changed before it is known.
+// The path may name a file that is not ours: until that is known, only an empty one is changed.
 void Ledger::check_or_make_header(const std::string& path) const {
   const Header found = read_header(file_);
   if (is_ours(found)) return;

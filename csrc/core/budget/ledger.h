@@ -10,14 +10,8 @@
 
 #include "policy/host_room.h"
 
-// How much host memory each process of a run holds: a small file with a slot for each.
-//
-// - A slot belongs to the process that locks its first byte. The lock is one of the open file, which the kernel drops
-//   when the process ends, in whatever way. So process numbers do not matter, the slot of a dead process counts as
-//   nothing, and it is reused.
-// - The file is read and written, never mapped: its owner may truncate it at any time, which ends a process that
-//   accesses a mapping of it.
-// - A slot has a check number, since the system may interrupt a write. One that does not match tells nothing.
+// How much host memory each process of a run holds: a small file with a slot for each (csrc/DESIGN.md, How a run shares
+// a host limit). A slot belongs to the process that locks its first byte.
 namespace ebbtide {
 
 class Ledger {
@@ -42,14 +36,14 @@ class Ledger {
   };
   // If the program has closed the file, this process counts alone from then on, and has every turn.
   Turn take_turn() const;
-  // In a turn: makes a file whole that somebody has truncated. What others hold counts again when they tell it next.
+  // In a turn: makes a truncated file whole. Memory of other processes counts again when they report it next.
   // Throws StateError where the system refuses.
   void mend() const;
 
   // The holdings of all other living processes. Read before the system's numbers, so that pages touched in between
   // count twice rather than never.
   policy::HostHoldings others() const noexcept;
-  // What this process holds. Does nothing in a file that is to be mended.
+  // Reports this process's memory. Does nothing in a file that is to be mended.
   void publish(const policy::HostHoldings& mine) const noexcept;
 
   static constexpr uint32_t kSlotCount = 256;

@@ -69,11 +69,11 @@ Amounts Allocation::amounts() const {
   const BackupKind resident_kind = is_dropped ? BackupKind::kNone : policy.backup;
   const BackupKind kind = found.stored_bytes > 0 && stored != nullptr ? stored->kind : resident_kind;
   found.with_backup[static_cast<size_t>(kind)] = 1;
-  // What an operation changes now is counted when it lets go.
+  // The changes of an operation are counted when it lets go.
   found.retained_bytes +=
       is_held ? std::min<uint64_t>(counted.bytes_kept_beside_host(), found.host_bytes) : kept_beside_host_bytes();
   found.ahead_bytes = is_held ? std::min<uint64_t>(counted.ahead_bytes, found.retained_bytes) : known_bytes();
-  found.left_bytes = is_paused.load() ? found.host_bytes : 0;
+  found.paused_host_bytes = is_paused.load() ? found.host_bytes : 0;
   found.away_count = wants_resume() && !is_trimmed ? 1 : 0;
   found.here_count = found.device_bytes > 0 || has_stale_memory() ? 1 : 0;
   return found;

@@ -14,12 +14,10 @@
 #include "core/memory/host_twins.h"
 #include "vmm/address_arena.h"
 
-// One contiguous address range that was handed to the caller, and the chunks behind it.
-//
-// The tag, the policy, the device and the addresses never change. The backing of a chunk belongs to whoever holds the
-// allocation: the allocator until it is registered, an operation while is_held, the free once it has left the registry.
-// Any thread may read place at any time. is_unused belongs to the operations. The registry's lock guards is_held,
-// is_doomed, is_trimmed, stored, verdicts and counted.
+// One contiguous address range that was handed to the caller, and the chunks behind it. The backing of a chunk belongs
+// to the holder: the allocator until registration, an operation while is_held, the free after the registry. Any thread
+// may read place. is_unused belongs to the operations; the registry's lock guards is_held, is_doomed, is_trimmed,
+// stored, verdicts and counted. Tag, policy, device and addresses never change.
 namespace ebbtide {
 
 struct Tag;
@@ -39,9 +37,9 @@ struct Policy {
 
 enum class Place { kDevice = 0, kHost = 1, kStored = 2, kDropped = 3 };
 
-// What the last pause did about a block. Copied: kCopied (no earlier copy was known), kChanged (it differed from the
-// copy of an earlier pause), kUncompared (nobody looked at the earlier copy, or a change was wrongly expected), kFilled
-// (it was one repeated value when it left before). Not copied: the others. kLeft: on the host.
+// The decision of the last pause about a block. Copied: kCopied (no earlier copy was known), kChanged (it differed from
+// the copy of an earlier pause), kUncompared (not compared, or a change was wrongly expected), kFilled
+// (it was one repeated value when it left before). Not copied: the others. kOnHost: on the host.
 enum class Verdict : uint8_t {
   kNone = 0,
   kCopied = 1,
@@ -50,7 +48,7 @@ enum class Verdict : uint8_t {
   kUnused = 4,
   kConstant = 5,
   kDropped = 6,
-  kLeft = 7,
+  kOnHost = 7,
   kUncompared = 8,
   kFilled = 9
 };
@@ -71,7 +69,7 @@ struct Chunk {
   Place home = Place::kDevice;
   // Its memory holds its bytes, but could not be mapped again. It counts as away until a resume maps it.
   std::atomic<bool> is_detached{false};
-  std::shared_ptr<HostTwins::Place> twin;  // of a chunk on the device; null: none
+  std::shared_ptr<HostTwins::Entry> twin;  // of a chunk on the device; null: none
 
   // The device can reach the bytes, in its own memory or in the host's. A chunk that is not resident is away.
   bool is_resident() const {
@@ -122,10 +120,10 @@ struct Allocation {
   std::atomic<bool> is_paused{false};
   // A resume in the background brings it: streams may wait for its bytes. The resume writes it; any thread may read it.
   std::atomic<bool> is_arriving{false};
-  bool is_unused = false;   // nobody used any of it when it was last paused
+  bool is_unused = false;   // none of it was in use when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free
-  Amounts counted;          // what its tag's amounts hold of it: as of the end of the last operation on it
+  Amounts counted;          // its part of the tag's amounts: as of the end of the last operation on it
 
   CUdeviceptr address() const { return addresses->address(); }
   size_t size_bytes() const { return addresses->size_bytes(); }
@@ -138,10 +136,10 @@ struct Allocation {
   size_t bytes_in(Place place) const;
   size_t device_bytes() const { return bytes_in(Place::kDevice); }
   size_t host_bytes() const { return bytes_in(Place::kHost); }
-  size_t kept_beside_host_bytes() const;  // in the backup of what is on the host; not while an operation holds it
+  size_t kept_beside_host_bytes() const;  // in the backup of chunks on the host; not while an operation holds it
   size_t known_bytes() const;  // on the device, and in the backup with a digest; not while an operation holds it
   bool is_away() const { return resident_bytes() != size_bytes(); }
-  // Whether an operation of this kind selects it. Pauses, promotions and demotions leave out what is paused already.
+  // Whether an operation of this kind selects it. Pauses, promotions and demotions skip paused ones.
   bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
   bool wants_resume() const { return is_paused.load() || is_away(); }
   bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }

@@ -13,9 +13,8 @@
 namespace ebbtide {
 
 // The memory behind one chunk, or behind several neighbours: one driver handle, mapped as a whole. It is released with
-// its last chunk. Chunks that share it leave and return together, so either all of them are resident or none.
-//
-// An operation that holds some of the chunks may change it. The free of an allocation reads it only where its chunk
+// its last chunk. Chunks that share it leave and return together, so either all of them are resident or none. An
+// operation that holds some of the chunks may change it. The free of an allocation reads it only where its chunk
 // does not share it.
 struct Backing {
   // The addresses of all its chunks, where they share it. They are not reused while the mapping covers them, even if

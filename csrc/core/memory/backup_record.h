@@ -13,37 +13,35 @@
 
 namespace ebbtide {
 
-// What is known of one block of an allocation (kernels::kBlockBytes): its value while it is away, and the content of
-// its place in the store.
+// The record of one block of an allocation (kernels::kBlockBytes): its value while it is away, and the content of its
+// range in the store.
 struct StoredBlock {
   kernels::Digest digest;    // of the bytes in the store, where has_digest
-  kernels::Value value;      // stands for the block while it is away, where is_constant
+  kernels::Value value;      // of all of the block while it is away, where is_constant
   bool is_constant = false;  // else the bytes in the store do
-  bool is_unused = false;    // the constant of dropped content, since nobody used the block when it left
+  bool is_unused = false;    // the constant of dropped content, since the block was not in use when it left
   bool has_digest = false;
   bool is_touched = false;  // its pages in the store are in the charge
   // The value, or the bytes in the store, are those of the last time that the block left. False after a pause that
   // failed before it left, and where nothing was ever stored.
   bool has_content = false;
 
-  void stand_for(const kernels::Value& constant) {
+  void mark_constant(const kernels::Value& constant) {
     value = constant;
     is_constant = true;
     is_unused = false;
   }
-  void stand_for_nothing(const kernels::Value& dropped) {
-    stand_for(dropped);
+  void mark_unused(const kernels::Value& dropped) {
+    mark_constant(dropped);
     is_unused = true;
   }
-  void stand_for_bytes() { is_constant = is_unused = false; }
+  void mark_stored() { is_constant = is_unused = false; }
 };
 
-// The bytes of an allocation while they are away, and after that where they are retained. It owns the charge for the
-// host memory that they take.
-//
-// It belongs to whoever holds the allocation. A view of the bytes (backup_of) holds the record, and `views` or
-// `windows`. While there are views, the bytes are neither overwritten nor given back. While there are windows, they are
-// not given back, and a pause that overwrites them writes all that the windows show, also blocks of one value.
+// The bytes of an allocation while they are away or retained, with the charge for their host memory. It belongs to the
+// holder of the allocation, and to each view of the bytes, which also holds `views` or `windows`. With views, the bytes
+// are neither overwritten nor given back. With windows, they are not given back, and a pause that overwrites them
+// writes all blocks that the windows show, also those of one value.
 struct BackupRecord {
   BackupRecord(BackupKind backup_kind, std::unique_ptr<Backup> opened, size_t size_bytes)
       : kind(backup_kind), backup(std::move(opened)), blocks(size_bytes / kernels::kBlockBytes) {}
@@ -64,7 +62,7 @@ struct BackupRecord {
   std::shared_ptr<void> windows = std::make_shared<char>();
 
   int device = 0;  // of the allocation
-  // Nobody asked to keep it: while the content is on the device, it may go at any time (SpareBackups). Whoever holds
+  // No policy asks to keep it: while the content is on the device, it may go at any time (SpareBackups). The holder of
   // the allocation writes it; the registry's lock guards it.
   bool is_spare = false;
   bool may_be_pinned = true;  // false: it was tried, or judged, and is not tried again

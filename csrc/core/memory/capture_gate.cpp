@@ -48,7 +48,7 @@ bool is_capture_visible(int device, void* stream) noexcept {
       if (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE) return true;
     }
   } catch (...) {
-    // A driver that does not answer is not capturing; what comes next will say what is wrong.
+    // A driver that does not answer is not capturing; the next call to it will name the error.
   }
   return false;
 }

@@ -8,7 +8,7 @@
 namespace ebbtide {
 namespace {
 
-// Waits for what is queued in a context that is not the current one. False where that can't be made sure. A context
+// Waits for work queued in a context that is not the current one. False where that can't be made sure. A context
 // that is gone took its work along.
 bool wait_for(CUcontext context) noexcept {
   const auto is_gone = [](CUresult result) {
@@ -20,7 +20,7 @@ bool wait_for(CUcontext context) noexcept {
   CUresult result = driver().cuCtxSetCurrent(context);
   if (result != CUDA_SUCCESS) return is_gone(result);
   result = driver().cuCtxSynchronize();
-  // What comes next is meant for the context that was current.
+  // The caller goes on in the context that was current.
   if (const CUresult back = driver().cuCtxSetCurrent(before);
       back != CUDA_SUCCESS && back != CUDA_ERROR_DEINITIALIZED) {
     log_line(LogLevel::kWarning,
@@ -60,7 +60,7 @@ bool DeferredFrees::try_destroy(std::shared_ptr<Allocation>& allocation, bool ma
   try {
     const ContextScope scope(allocation->device);
     const bool is_in_use = allocation->may_have_memory();
-    // Nobody else has it any more. What is pinned can't be unpinned beside a capture: that would break it.
+    // No other reference is left. A pinned backup can't be unpinned beside a capture: that would break it.
     const bool is_pinned = allocation->stored != nullptr && allocation->stored->is_pinned();
     if (!is_in_use && !is_pinned) {
       allocation.reset();
@@ -101,7 +101,7 @@ bool DeferredFrees::try_let_go(std::shared_ptr<BackupRecord>& stored) noexcept {
     stored.reset();
     return true;
   }
-  // What is pinned can't be unpinned beside a capture.
+  // A pinned backup can't be unpinned beside a capture.
   const auto permit = gate_.try_enter();
   if (!permit || is_capture_visible(stored->device, nullptr)) return false;
   stored.reset();

@@ -57,7 +57,7 @@ class DeferredFrees {
   };
   // Drops a reference to a backup that was in view. The last one unpins pinned memory.
   void let_go(std::shared_ptr<BackupRecord> stored) noexcept;
-  // Retries what was deferred. True if anything was freed. may_wait: also frees on devices under a Hold, for which it
+  // Retries deferred frees. True if anything was freed. may_wait: also frees on devices under a Hold, for which it
   // waits; without it nothing is retried while there is any Hold.
   bool drain(bool may_wait = false) noexcept;
   size_t count() const;

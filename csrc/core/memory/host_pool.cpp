@@ -67,7 +67,7 @@ HostPool::Handle HostPool::make(const HostLocation& location, HostCharge charge,
     handle.memory = PhysicalMemory::create_on_host(size_bytes, location);
   } catch (const DriverError& error) {
     if (error.code != CUDA_ERROR_OUT_OF_MEMORY) throw;
-    if (kept_bytes() > 0) {  // it may have what is kept in other sizes
+    if (kept_bytes() > 0) {  // kept memory of other sizes may make room
       trim();
       return make(location, std::move(handle.charge), size_bytes, purpose);
     }
@@ -101,8 +101,8 @@ std::vector<HostPool::Handle> HostPool::take(int device, const std::vector<uint6
     missing_bytes += handle.memory.has_handle() ? 0 : size_bytes;
   }
   try {
-    // Before the first handle is made, so that an error names what the whole needs. What is kept in other sizes may be
-    // what is missing.
+    // Before the first handle is made, so that an error names the need of the whole. Kept memory of other sizes may
+    // take up the missing room.
     budget_.require_room(missing_bytes, purpose);
     for (size_t index = 0; index < sizes.size(); ++index) {
       if (!handles[index].memory.has_handle())

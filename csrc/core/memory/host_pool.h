@@ -40,10 +40,10 @@ class HostPool final : public IdleMemory {
 
   // Takes over the memory behind a host chunk at this address: clears and keeps it, or gives it to the system. The
   // device, which is current, must not use it any more, and no capture may be under way. Throws DriverError;
-  // Backing::release() then finishes what was begun.
+  // Backing::release() then finishes it.
   void recycle(int device, CUdeviceptr address, Chunk& chunk);
 
-  // Allocates up to the capacity. Throws as take() does, and keeps what it has allocated by then.
+  // Allocates up to the capacity. Throws as take() does, and keeps the memory allocated by then.
   void fill(int device);
   // Memory beyond it goes to the system. Throws InvalidArgument where the machine has less RAM.
   void set_capacity(uint64_t bytes);
@@ -52,7 +52,7 @@ class HostPool final : public IdleMemory {
   size_t kept_count();
   void trim() noexcept { shrink_to(0); }
   bool give_way(uint64_t bytes) noexcept override;
-  // Of chunks that came to the device; they go after what is kept for spills.
+  // Of chunks that came to the device; they go after the memory kept for spills.
   HostTwins& twins() { return twins_; }
 
  private:

@@ -4,7 +4,7 @@
 
 namespace ebbtide {
 
-class HostTwins::Place {
+class HostTwins::Entry {
  public:
   HostTwin twin;
 };
@@ -12,20 +12,20 @@ class HostTwins::Place {
 HostTwins::HostTwins(HostBudget& budget)
     : twins_holder_(budget.holder("host copies of promoted memory")), spilled_holder_(budget.holder(kSpilledMemory)) {}
 
-std::shared_ptr<HostTwins::Place> HostTwins::keep(HostTwin twin) {
+std::shared_ptr<HostTwins::Entry> HostTwins::keep(HostTwin twin) {
   twin.charge.hold_for(twins_holder_);
-  auto place = std::make_shared<Place>();
-  place->twin = std::move(twin);
+  auto entry = std::make_shared<Entry>();
+  entry->twin = std::move(twin);
   const std::lock_guard lock(mutex_);
-  std::erase_if(places_, [](const std::weak_ptr<Place>& each) { return each.expired(); });
-  places_.push_back(place);
-  return place;
+  std::erase_if(entries_, [](const std::weak_ptr<Entry>& each) { return each.expired(); });
+  entries_.push_back(entry);
+  return entry;
 }
 
-HostTwin HostTwins::take(const std::shared_ptr<Place>& place) {
-  if (place == nullptr) return {};
+HostTwin HostTwins::take(const std::shared_ptr<Entry>& entry) {
+  if (entry == nullptr) return {};
   const std::lock_guard lock(mutex_);
-  HostTwin twin = std::exchange(place->twin, {});
+  HostTwin twin = std::exchange(entry->twin, {});
   twin.charge.hold_for(spilled_holder_);
   return twin;
 }
@@ -33,28 +33,28 @@ HostTwin HostTwins::take(const std::shared_ptr<Place>& place) {
 uint64_t HostTwins::give_way(uint64_t bytes) noexcept {
   for (uint64_t given_bytes = 0;;) {
     // They go without the lock: giving memory back takes long.
-    std::shared_ptr<Place> place;
+    std::shared_ptr<Entry> entry;
     HostTwin gone;
     const std::lock_guard lock(mutex_);
-    for (const std::weak_ptr<Place>& each : places_) {
-      place = each.lock();
-      if (place != nullptr && place->twin.memory.has_handle()) break;
+    for (const std::weak_ptr<Entry>& each : entries_) {
+      entry = each.lock();
+      if (entry != nullptr && entry->twin.memory.has_handle()) break;
     }
-    if (given_bytes >= bytes || place == nullptr || !place->twin.memory.has_handle()) return given_bytes;
-    given_bytes += place->twin.memory.size_bytes();
-    gone = std::exchange(place->twin, {});
+    if (given_bytes >= bytes || entry == nullptr || !entry->twin.memory.has_handle()) return given_bytes;
+    given_bytes += entry->twin.memory.size_bytes();
+    gone = std::exchange(entry->twin, {});
   }
 }
 
 std::vector<uint64_t> HostTwins::sizes() {
-  std::vector<std::shared_ptr<Place>> places;  // outlives the lock: the end of one gives memory back
+  std::vector<std::shared_ptr<Entry>> entries;  // outlives the lock: the end of one gives memory back
   std::vector<uint64_t> sizes;
   const std::lock_guard lock(mutex_);
-  for (const std::weak_ptr<Place>& each : places_) {
-    if (const auto place = each.lock()) places.push_back(place);
+  for (const std::weak_ptr<Entry>& each : entries_) {
+    if (const auto entry = each.lock()) entries.push_back(entry);
   }
-  for (const auto& place : places) {
-    if (place->twin.memory.has_handle()) sizes.push_back(place->twin.charge.size_bytes());
+  for (const auto& entry : entries) {
+    if (entry->twin.memory.has_handle()) sizes.push_back(entry->twin.charge.size_bytes());
   }
   return sizes;
 }

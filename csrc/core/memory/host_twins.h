@@ -25,12 +25,12 @@ inline constexpr const char* kSpilledMemory = "spilled memory";
 class HostTwins {
  public:
   explicit HostTwins(HostBudget& budget);
-  class Place;  // of one twin, which may be gone; the end of its life gives the twin back
+  class Entry;  // of one twin, which may be gone; the end of its life gives the twin back
 
   // Throws std::bad_alloc.
-  std::shared_ptr<Place> keep(HostTwin twin);
-  // The twin is the caller's then, and counts as spilled memory. place may be null.
-  HostTwin take(const std::shared_ptr<Place>& place);
+  std::shared_ptr<Entry> keep(HostTwin twin);
+  // The twin is the caller's then, and counts as spilled memory. entry may be null.
+  HostTwin take(const std::shared_ptr<Entry>& entry);
   // Gives back this much, or all there is: the oldest first. Returns how much it was.
   uint64_t give_way(uint64_t bytes) noexcept;
   // By twin, how much it holds.
@@ -40,7 +40,7 @@ class HostTwins {
   HostHolder& twins_holder_;
   HostHolder& spilled_holder_;
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Place>> places_;
+  std::vector<std::weak_ptr<Entry>> entries_;
 };
 
 }  // namespace ebbtide

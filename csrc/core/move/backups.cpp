@@ -39,7 +39,7 @@ void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::
   const Tag* last = nullptr;
   for (BackupUse* use : uses) {
     if (use->stored != nullptr) use->kind = use->stored->kind;
-    // What is pinned is pinned whole, and a file takes none.
+    // A pinned backup is pinned whole, and a file takes none.
     if (use->kind != BackupKind::kRam) use->needed_bytes = 0;
     if (use->kind == BackupKind::kPinned && !use->had_backup) use->needed_bytes = use->allocation->size_bytes();
     if (use->needed_bytes == 0) continue;
@@ -95,7 +95,7 @@ void discard_untouched(const BackupUse& use) noexcept {
     for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block) {
       StoredBlock& stored = use.stored->blocks[block];
       if (stored.is_touched) continue;
-      // With the pages goes what is known of them: else the next pause would take the block for clean.
+      // The digest goes with the pages: else the next pause would take the block for clean.
       stored.has_digest = false;
       use.stored->backup->discard(block * kernels::kBlockBytes, kernels::kBlockBytes);
     }
@@ -151,21 +151,21 @@ class TakenPages {
 
 }  // namespace
 
-KeptPinning::KeptPinning(Core& core, uint64_t backup_bytes)
+BackupPinning::BackupPinning(Core& core, uint64_t backup_bytes)
     : core_(core),
-      // What is pinned for speed would be missing for rings, which pauses need, and pauses of what was copied ahead are
-      // to be quick.
+      // Memory pinned for speed would be missing for the rings, which pauses need, and pauses after copies ahead are to
+      // be quick.
       is_on_(policy::is_small_pause(backup_bytes) && !core.rules.keeps_ahead.load() &&
              core.budgets.pinned.limit_bytes() == kUnlimited) {}
 
-bool KeptPinning::may_take(uint64_t missing_bytes) {
+bool BackupPinning::may_take(uint64_t missing_bytes) {
   if (missing_bytes == 0) return true;
   if (missing_bytes > policy::kMostTakenBytes) return false;
   if (!takeable_bytes_) takeable_bytes_ = policy::takeable_bytes(core_.budgets.host.available_bytes());
   return missing_bytes <= *takeable_bytes_;
 }
 
-void KeptPinning::try_pin(BackupRecord& stored, const Tag& tag) noexcept {
+void BackupPinning::try_pin(BackupRecord& stored, const Tag& tag) noexcept {
   if (!is_on_ || !stored.may_be_pinned || stored.is_pinned()) return;
   const auto& blocks = stored.blocks;
   const auto touched = static_cast<uint64_t>(

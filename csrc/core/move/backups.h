@@ -16,7 +16,7 @@ namespace ebbtide {
 struct BackupUse {
   std::shared_ptr<Allocation> allocation;
   std::vector<bool> is_unused = {};  // by block
-  // What the allocation has, or a new one that it gets with attach_backup().
+  // The allocation's, or a new one that it gets with attach_backup().
   std::shared_ptr<BackupRecord> stored = nullptr;
   bool had_backup = false;
   bool is_attached = false;
@@ -24,7 +24,7 @@ struct BackupUse {
   HostCharge charge = {};               // for them
   BackupKind kind = BackupKind::kNone;  // of the one that charge_backups() opens where there is none
 
-  // Adds to needed_bytes what these blocks will touch.
+  // Adds the bytes that these blocks will touch to needed_bytes.
   void add_need(size_t first_block, size_t end_block);
 };
 
@@ -39,16 +39,17 @@ void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::
 // through the context of this device. Throws StoreError, with some of them ready and others not.
 void populate_backups(std::span<const std::shared_ptr<BackupRecord>> backups, int device);
 void attach_backup(Core& core, BackupUse& use);
-// Takes back what an earlier failure gave back of a backup that goes on, in these ranges of a chunk. Throws StoreError.
+// Takes pages of a backup that goes on, in these ranges of a chunk, after an earlier failure gave them back. Throws
+// StoreError.
 void reclaim_backup(const BackupUse& use, const Chunk& chunk, std::span<const CopyRange> ranges);
-// After a failure: gives back the pages of what is still on the device and may have been copied already.
+// After a failure: gives back the pages of chunks that are still on the device and may have been copied already.
 void discard_untouched(const BackupUse& use) noexcept;
 
-// Pins backups in RAM that were kept, for one pause.
-class KeptPinning {
+// Pins retained backups in RAM, for one pause.
+class BackupPinning {
  public:
   // backup_bytes: of all backups that the pause writes to.
-  KeptPinning(Core& core, uint64_t backup_bytes);
+  BackupPinning(Core& core, uint64_t backup_bytes);
   // If some of the backup was copied by an earlier pause, and it lacks few of its pages, which it gets. Where there is
   // no room, or the driver refuses, nothing changes; it is asked again if the host is only short of memory. No capture.
   void try_pin(BackupRecord& stored, const Tag& tag) noexcept;
@@ -67,7 +68,7 @@ void touch_blocks(BackupRecord& stored, HostCharge& charge, size_t first, size_t
 // Adds the block at this offset to ranges, which are in order.
 void add_block(std::vector<CopyRange>& ranges, size_t offset);
 
-// What the host memory of the tag's backups is held for: "backups of 'weights'".
+// The holder of the host memory of the tag's backups: "backups of 'weights'".
 HostHolder& backup_holder(Core& core, const Tag& tag);
 
 }  // namespace ebbtide

@@ -14,11 +14,10 @@ namespace ebbtide {
 
 using Allocations = std::vector<std::shared_ptr<Allocation>>;
 
-// What an operation does with the allocations that it holds: take them away, bring them back, copy them to other
-// memory. Each kind says what it claims, so that neither the registry nor the operation knows kinds.
-//
-// The operation calls claim(), prepare(), then run_device() and end_device() for each device, run_last() if no device
-// failed, and settle() in any case.
+// A step of an operation with the allocations that it holds: take them away, bring them back, copy them to other
+// memory. Each kind names its claims, so that neither the registry nor the operation knows kinds. The operation calls
+// claim(), prepare(), then run_device() and end_device() for each device, run_last() if no device failed, and settle()
+// in any case.
 class Move {
  public:
   // request outlives it. kind: the one that its report names.
@@ -29,9 +28,9 @@ class Move {
 
   OperationKind kind() const { return kind_; }
   virtual TagClaim claim() const = 0;
-  // Of an allocation that it claims: whether its content moves, or only what an earlier failure left is put right.
+  // Of an allocation that it claims: whether its content moves, or only the rest of an earlier failure is put right.
   virtual bool moves_content(const Allocation& /*allocation*/) const { return true; }
-  // Takes what the move will need. If it throws, settle() undoes all of it.
+  // Takes the memory and engines that the move will need. If it throws, settle() undoes all of it.
   virtual void prepare(const Allocations& allocations) = 0;
   // Whether kernels may still use the memory. Then the devices are synchronised before anything moves.
   virtual bool takes_memory_away() const = 0;
@@ -43,12 +42,12 @@ class Move {
   virtual void end_device(int /*device*/) noexcept {}
   // After all devices, where none failed.
   virtual void run_last() {}
-  // Returns what was taken and not used, and drops every reference to allocations.
+  // Returns unused memory, and drops every reference to allocations.
   virtual void settle() noexcept = 0;
   // Once all has moved.
   virtual void count(Counters& /*counters*/, const ReportRow& /*total*/) const {}
 
-  // What a caller wants to know beside the numbers, or "".
+  // A sentence for the caller beside the numbers, or "".
   const std::string& note() const { return note_; }
 
   const ReportRows& rows() const { return rows_; }
@@ -82,7 +81,7 @@ inline bool has_others(const std::shared_ptr<Backing>& backing, size_t count) {
   return count < static_cast<size_t>(backing.use_count());
 }
 
-// By block of the allocation: whether the request says that nobody uses it.
+// By block of the allocation: whether the request lists it as unused.
 inline std::vector<bool> unused_blocks(const Core& core, const OperationRequest& request,
                                        const Allocation& allocation) {
   if (!core.rules.skip.unused.load()) return std::vector<bool>(allocation.size_bytes() / kernels::kBlockBytes, false);

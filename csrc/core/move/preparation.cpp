@@ -16,7 +16,7 @@ void Preparation::prepare(const Allocations& allocations) {
   for (const auto& allocation : allocations) {
     add_row(*allocation);
     const BackupKind kind = allocation->policy.backup;
-    // What is partly away has a backup, and will go on with it.
+    // An allocation that is partly away has a backup, and will go on with it.
     if (kind == BackupKind::kNone || allocation->is_away() || core().registry.backup_of(*allocation) != nullptr)
       continue;
     BackupUse& use = opened_.emplace_back(BackupUse{.allocation = allocation});

@@ -10,12 +10,10 @@
 
 namespace ebbtide {
 
-// Moves chunks to other memory at the same addresses. The new memory first lies behind addresses of its own, those of a
-// spare allocation, until all bytes are in it. Then each handle of old memory is unmapped, and the new memory mapped in
-// its place. If that fails, the old memory is mapped again; if that fails too, the chunks are detached.
-//
-// Chunks that share a handle move together, each to a handle of its own. What a failure leaves to the spare allocation
-// is freed like any other memory.
+// Moves chunks to other memory at the same addresses, each to a handle of its own. The new memory first lies behind the
+// addresses of a spare allocation, until all bytes are in it. Then each old handle is unmapped, with all its chunks,
+// and the new memory mapped. If that fails, the old memory is mapped again; if that fails too, the chunks are detached.
+// The rest of the spare allocation is freed like any other memory.
 class Relocation : public Move {
  public:
   bool takes_memory_away() const final { return true; }
@@ -44,7 +42,7 @@ class Relocation : public Move {
   Relocation(Core& core, const OperationRequest& request, OperationKind kind, Place place)
       : Move(core, request, kind), place_(place) {}
 
-  // Takes what one batch needs, in run_device(). False: there is no room for this one and for all later ones.
+  // Takes the memory of one batch, in run_device(). False: there is no room for this one and for all later ones.
   virtual bool begin(int /*device*/, Batch& /*batch*/) { return true; }
   virtual void copy(const Batch& batch, Source& source, const Stream& stream);
   virtual void note_copied(Batch& /*batch*/) {}

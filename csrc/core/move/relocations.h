@@ -27,9 +27,7 @@ class Promotion final : public Relocation {
 
 // Moves chunks from the device to the host, where the device still reaches them: whole handles, in the order of
 // addresses, as far as they fit into the bytes of the request. Each handle of device memory is given back as soon as
-// its chunks have moved.
-//
-// A chunk that has a twin moves there, and only its blocks that have changed are copied.
+// its chunks have moved. A chunk that has a twin moves there, and only its changed blocks are copied.
 class Demotion final : public Relocation {
  public:
   Demotion(Core& core, const OperationRequest& request)
@@ -54,10 +52,8 @@ class Demotion final : public Relocation {
 bool is_any_shared(const Allocations& allocations);
 
 // Where a named allocation shares a handle with one that is not named, each chunk of the handle gets a handle of its
-// own, so that one can leave without the others.
-//
-// Handles are separated one after the other, the smallest first. Where the device has too little memory for one, it and
-// the larger ones stay shared.
+// own, so that one can leave without the others. Handles are separated one after the other, the smallest first. Where
+// the device has too little memory for one, it and the larger ones stay shared.
 class Separation final : public Relocation {
  public:
   Separation(Core& core, const OperationRequest& request)

@@ -17,7 +17,7 @@ ReportRow total_of(const ReportRows& rows) {
   return total;
 }
 
-ReportRows Report::left() const {
+ReportRows Report::remaining() const {
   ReportRows rows;
   for (const HeldBytes& each : *held) {
     if (each.bytes > 0) rows[{each.tag->name, each.device}].bytes = each.bytes;

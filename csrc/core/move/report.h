@@ -30,7 +30,7 @@ struct ReportRow {
   uint64_t copied = 0;  // bytes that crossed the bus
   // Bytes with a backup that needed no copy, by reason.
   uint64_t clean = 0;     // the store holds them already
-  uint64_t unused = 0;    // nobody uses them
+  uint64_t unused = 0;    // not in use
   uint64_t constant = 0;  // one repeated value
   uint64_t skipped() const { return clean + unused + constant; }
   bool is_empty() const { return bytes + copied + skipped() == 0; }
@@ -45,9 +45,9 @@ struct Report {
   double seconds = 0;
   ReportRows rows;
   std::string note;  // why a promotion stopped before all was on the device
-  // What was on devices after the operation.
+  // The memory on devices after the operation.
   std::shared_ptr<const std::vector<HeldBytes>> held = std::make_shared<const std::vector<HeldBytes>>();
-  ReportRows left() const;  // the same, as rows
+  ReportRows remaining() const;  // the same, as rows
   ReportRow totals() const { return total_of(rows); }
 };
 

@@ -24,15 +24,15 @@ struct AheadProgress {
   bool is_over = false;             // nothing is left
 };
 
-// What the caller of an operation asks for. Each kind reads what concerns it.
+// The request for an operation. Each kind reads the fields that concern it.
 struct OperationRequest {
   TagRequest tags;
-  TagRequest resume_tags;                                        // swap: what comes back; tags is what leaves
+  TagRequest resume_tags;                                        // swap: the returning side; tags is the leaving one
   std::optional<BackupKind> backup;                              // pause: instead of each allocation's policy
   std::map<std::string, BackupKind, std::less<>> backup_by_tag;  // pause: instead of both, for these tags
-  std::shared_ptr<Moved> moved;                                  // pause: filled with what has moved
+  std::shared_ptr<PausedSet> paused_set;                         // pause: gets the allocations that moved
   std::optional<bool> retain;                                    // resume: instead of each allocation's policy
-  // pause, resume: nobody uses what lies in them, as of the moment when lease number unused_as_of was the newest.
+  // pause, resume: ranges that were not in use at the moment when lease number unused_as_of was the newest.
   // Ignored where a tag was leased after that.
   AddressRanges unused;
   uint64_t unused_as_of = 0;
@@ -40,7 +40,7 @@ struct OperationRequest {
   uint64_t max_bytes = kUnlimited;
   bool keeps_host = false;          // promote: the host memory is kept beside the device's, as long as there is room
   AheadProgress* ahead = nullptr;   // copy ahead: where to begin, and afterwards where to go on; outlives the operation
-  std::vector<AddressRange> order;  // resume: what comes first; the rest follows in the order of allocation
+  std::vector<AddressRange> order;  // resume: these come first; the rest follows in the order of allocation
 };
 
 }  // namespace ebbtide

@@ -15,8 +15,8 @@ std::optional<Report> copy_ahead(Core& core, const std::string& tag, AheadProgre
   // Memory that is used since is copied by the pause: here it does no harm to be out of date.
   request.unused = std::move(unused);
   request.unused_as_of = UINT64_MAX;
-  // Captures that ebbtide was not told of stay whole (F20): a thread of its own may copy, at a moment that nobody
-  // chose.
+  // Captures that ebbtide does not know of stay whole (F20): a thread of ebbtide's may copy, at a moment that the
+  // program did not choose.
   std::optional<RelaxedCaptureMode> relaxed;
   if (driver_if_loaded() != nullptr) relaxed.emplace();
   try {

@@ -24,7 +24,7 @@ std::array<bool, 4> places_of(const Allocation& allocation, size_t begin, size_t
 // All of it; or, for a window, on the device, and the backup has all of it as it was when it left last.
 bool is_shown(const Allocation& allocation, const BackupRecord& stored, size_t begin, size_t end, ViewKind kind) {
   const auto [is_on_device, is_on_host, is_stored, is_dropped] = places_of(allocation, begin, end);
-  // What lies on the host stayed there, for the device to read: there is no one range of bytes that holds both.
+  // A chunk on the host stayed there, for the device to read: there is no one range of bytes that holds both.
   if (is_stored && is_on_host)
     throw StateError(
         "a part of this tensor has spilled to host memory and is not in the backup: promote the tag before the pause");
@@ -47,14 +47,14 @@ void show(Core& core, const Tag& tag, BackupRecord& stored, size_t first, size_t
   std::vector<std::byte> bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
-    // Whoever looks at it may write, by ways that nobody sees. So it holds what it holds from now on: the next pause
-    // copies it, and a resume too.
+    // The holder of the view may write into it unseen. So its digest and value say nothing any more: the next pause
+    // copies the block, and a resume too.
     kept.has_digest = false;
     if (!kept.is_constant) continue;
     kernels::fill_block(bytes.data(), kept.value);
     stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
     touch_blocks(stored, charge, block, 1);
-    kept.stand_for_bytes();
+    kept.mark_stored();
   }
 }
 

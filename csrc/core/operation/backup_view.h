@@ -10,8 +10,8 @@
 
 namespace ebbtide {
 
-// kSnapshot: of what is away; the bytes are neither overwritten nor given back. kWindow: also of a backup that a resume
-// retained; the bytes are not given back, and the next pause into this backup refreshes them where they are.
+// kSnapshot: of bytes that are away, and are neither overwritten nor given back. kWindow: also of a backup that a
+// resume retained; the bytes are not given back, and the next pause into this backup refreshes them where they are.
 enum class ViewKind { kSnapshot, kWindow };
 
 // A view of stored bytes. They stay readable for as long as it lives.
@@ -38,10 +38,9 @@ class BackupView {
 };
 
 // The stored bytes of a range inside one allocation. None while any of it is resident or dropped, or where the store
-// can't show its bytes; a window also shows a range that is on the device as a whole, if the backup has what it was
-// when it left last. Blocks kept as one value are written out first. Bytes written through the view come back with the
-// resume; the next pause copies these blocks again. Waits for an operation on the tag. Throws InvalidArgument,
-// StoreError (no room to write out).
+// can't show them; a window also shows a range wholly on the device whose backup is complete. Blocks kept as one value
+// are written out first. Bytes written through the view come back with the resume, and the next pause copies them
+// again. Waits for an operation on the tag. Throws InvalidArgument, StoreError (no room to write out).
 std::optional<BackupView> view_backup(Core& core, const AddressRange& range, ViewKind kind = ViewKind::kSnapshot);
 
 }  // namespace ebbtide

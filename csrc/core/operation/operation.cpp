@@ -19,7 +19,7 @@
 namespace ebbtide {
 namespace {
 
-// What can be refused before any tag is looked at.
+// The refusals that need no look at a tag.
 CaptureGate::Permit enter(Core& core, OperationKind kind, const OperationRequest& request) {
   require_not_forked();
   if (request.backup && *request.backup != BackupKind::kNone) require_store(*request.backup);
@@ -54,7 +54,7 @@ Operation::Operation(Core& core, OperationKind kind, OperationRequest request, C
   add_moves();
 }
 
-// The one place that knows what each kind is made of.
+// The one place that knows the moves of each kind.
 void Operation::add_moves() {
   const auto add = [&](auto move) -> auto& {
     auto& added = *move;
@@ -100,7 +100,7 @@ std::unique_ptr<Operation> Operation::claim(Core& core, OperationKind kind, Oper
   return operation;
 }
 
-// What shares handles shows only once the tags are held. So they are then claimed anew, with all that may share.
+// Shared handles show only once the tags are held. So they are then claimed anew, with all that may share.
 void Operation::hold_tags() {
   selection_ = core_.registry.claim(claims());
   // A promotion moves host memory, which no handle shares.
@@ -171,7 +171,7 @@ void Operation::run_devices(std::span<const std::unique_ptr<Move>> moves) {
     Move* move;
     int device;
   };
-  std::vector<Share> shares;  // what leaves before what comes back, so that one after the other works as well
+  std::vector<Share> shares;  // the leaving side first, so that one after the other works as well
   for (const auto& move : moves) {
     for (const int device : move->devices()) shares.push_back({move.get(), device});
   }

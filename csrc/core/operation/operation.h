@@ -10,22 +10,17 @@
 #include "core/move/move.h"
 #include "core/resume/arrivals.h"
 
-// An operation in two phases. claim() selects, checks and takes whatever will be needed; it can be abandoned without a
-// trace. commit() moves the bytes.
-//
-// It is made of moves: a pause is one, a swap is a pause and a resume. All of them are claimed in one step, so that two
-// operations never wait for each other. Where named allocations that leave share handles with others, claim() first
-// gives each chunk a handle of its own (Separation), under the same hold of the tags.
-//
-// Invariant 3: commit() that fails before the first byte is given up leaves everything as it was; after that every
-// chunk is whole somewhere, and the same operation, claimed again, finishes it.
+// An operation in two phases, made of moves: a pause is one, a swap is a pause and a resume. claim() selects, checks
+// and takes all resources in one step, and can be abandoned without a trace; it separates shared handles first.
+// commit() moves the bytes. Invariant 3: if it fails before the first byte is given up, everything stays as it was;
+// after that every chunk is whole somewhere, and the same operation, claimed again, finishes it.
 namespace ebbtide {
 
 class Operation {
  public:
   static std::unique_ptr<Operation> claim(Core& core, OperationKind kind, OperationRequest request);
   // The tags whose content claim() would move, in the order of the request. Waits for the tags, and refuses tags and
-  // captures, as it does; but takes nothing, so that what is scarce shows only there. Nothing is held afterwards.
+  // captures, as it does; but takes no memory, so a shortage shows only there. Nothing is held afterwards.
   static std::vector<std::string> preview(Core& core, OperationKind kind, OperationRequest request);
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -68,7 +63,7 @@ class Operation {
   bool must_separate_ = false;
   std::string tag_names_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  uint64_t peer_generation_ = 0;  // as of when what it maps is mapped for
+  uint64_t peer_generation_ = 0;  // of the devices that its mappings are made for
   bool is_finished_ = false;
 };
 

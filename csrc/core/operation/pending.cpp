@@ -30,7 +30,7 @@ std::shared_ptr<PendingResume> PendingResume::start(std::unique_ptr<Operation> o
       DeferredFrees& frees = pending->operation_->core().deferred_frees;
       pending->run();
       pending.reset();
-      // What was freed meanwhile may wait for anything that the device does, and nobody waits for that.
+      // Memory that was freed meanwhile may wait for any work of the device. No caller waits for this thread.
       if (frees.count() > 0) frees.drain();
     }).detach();
   } catch (...) {
@@ -48,12 +48,12 @@ void PendingResume::run() noexcept {
     report_ = std::move(report);
   } catch (const std::exception& failure) {
     error = std::current_exception();
-    // Nobody may ever ask.
+    // The program may never ask for the result.
     log_line(LogLevel::kError, {"a resume in the background failed: ", failure.what()});
   }
   operation_.reset();
   const std::lock_guard lock(mutex_);
-  error_ = std::move(error);  // so that whoever asks last lets it go
+  error_ = std::move(error);  // so that the last caller that asks lets it go
   is_over_ = true;
   arrivals_.reset();
   ended_.notify_all();

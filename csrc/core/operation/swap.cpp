@@ -75,7 +75,7 @@ void SwapOut::release(int device, Backing& backing) {
   Pause::release(device, backing);
 }
 
-// What leaves is prepared by now.
+// The leaving side is prepared by now.
 void SwapIn::prepare(const Allocations& allocations) {
   note_swapped(allocations);
   Resume::prepare(allocations);

@@ -10,7 +10,7 @@
 #include "core/pause/pause.h"
 #include "core/resume/resume.h"
 
-// The two moves of a swap. What leaves hands its device memory over to what comes back; both run at the same time.
+// The two moves of a swap. The leaving side hands its device memory to the returning one; both run at the same time.
 namespace ebbtide {
 
 // A tag can't leave and come back in one swap. Throws InvalidArgument.
@@ -23,11 +23,11 @@ class SwapOut final : public Pause {
   // However it ended, the other side does not wait for more.
   void end_device(int device) noexcept override;
 
-  // Opens the way on one device, once it is known what comes back: memory for what comes back beyond what leaves,
+  // Opens the way on one device, once the returning side is known: memory for its excess over the leaving side,
   // created now, and a margin so that both directions of the bus begin at once. Throws OutOfMemory.
   void open(int device, const std::vector<uint64_t>& returning_sizes);
   SwappedMemory& memory(int device) { return *memory_.at(device); }
-  // What was not taken goes back.
+  // Memory that was not taken goes back.
   void close() noexcept { memory_.clear(); }
 
  protected:
@@ -52,7 +52,7 @@ class SwapIn final : public Resume {
 
  private:
   SwapOut& leaving_;
-  std::map<int, std::vector<uint64_t>> sizes_;  // of what comes back, by device
+  std::map<int, std::vector<uint64_t>> sizes_;  // of the returning side, by device
 };
 
 }  // namespace ebbtide

@@ -12,20 +12,18 @@
 namespace ebbtide {
 
 // Device memory that changes hands during a swap, on one device. The giving side offers what it releases, the taking
-// side takes it. Together they hold at most limit_bytes at any moment.
-//
-// A handle can't be split. One whose exact size is wanted is handed over. Any other is released, and its bytes are
-// created anew in the wanted sizes. This always ends: kept handles are a part of what is still wanted, so at the latest
-// when everything was offered there is room for the next taker.
+// side takes it; together they hold at most limit_bytes. A handle of a wanted size is handed over. Any other is
+// released, and its bytes are created anew in the wanted sizes. This always ends: kept handles are a part of the wanted
+// ones, so once everything was offered there is room for the next taker.
 class SwappedMemory {
  public:
   struct Handle {
     DeviceCharge charge;
     PhysicalMemory memory;
-    bool is_fresh = true;  // reads as zeros; else it holds what its last owner left there
+    bool is_fresh = true;  // reads as zeros; else it holds bytes of its last owner
   };
 
-  // leaving_bytes: what the giving side holds now, and will offer. limit_bytes: at least the larger of both sides.
+  // leaving_bytes: held by the giving side now, which will offer it. limit_bytes: at least the larger of both sides.
   SwappedMemory(int device, uint64_t leaving_bytes, uint64_t limit_bytes)
       : device_(device), held_bytes_(leaving_bytes), limit_bytes_(limit_bytes) {}
 
@@ -54,7 +52,7 @@ class SwappedMemory {
   std::map<uint64_t, size_t> wanted_;  // size -> handles that are still to be taken and not kept for it
   std::map<uint64_t, std::vector<Handle>> kept_;
   PhysicalMemory placeholder_;
-  DeviceCharge spare_;  // of memory that was released or is the placeholder's, for what will be created
+  DeviceCharge spare_;  // of memory that was released or is the placeholder's, for memory to be created
   uint64_t held_bytes_;
   uint64_t limit_bytes_;
   bool is_closed_ = false;

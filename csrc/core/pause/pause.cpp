@@ -64,14 +64,14 @@ void Pause::add(const std::shared_ptr<Allocation>& allocation) {
                       : std::make_shared<Verdicts>(allocation->size_bytes() / kernels::kBlockBytes);
   PausedAllocation& paused = paused_.emplace_back(
       PausedAllocation{{allocation, unused_blocks(core(), request(), *allocation)}, earlier, std::move(verdicts)});
-  // Noted ahead, while that may still fail. settle() forgets those that did not move.
+  // Recorded ahead, while that may still fail. settle() forgets those that did not move.
   const size_t resident_bytes = allocation->resident_bytes();
-  if (request().moved == nullptr || allocation->is_paused.load() || resident_bytes == 0) return;
-  if (request().moved->note(*allocation, allocation->tag->name)) paused.noted_bytes = resident_bytes;
+  if (request().paused_set == nullptr || allocation->is_paused.load() || resident_bytes == 0) return;
+  if (request().paused_set->note(*allocation, allocation->tag->name)) paused.noted_bytes = resident_bytes;
 }
 
-// The backup that the allocation has, where it can take the bytes. What is partly away goes on with the one that it
-// has: a second one for the rest is not kept, so no view of it may be open.
+// The backup that the allocation has, if it can take the bytes. An allocation that is partly away goes on with the one
+// that it has: a second one for the rest is not kept, so no view of it may be open.
 std::shared_ptr<BackupRecord> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
   auto stored = core().registry.backup_of(allocation);
   if (stored == nullptr) return stored;
@@ -108,10 +108,10 @@ void Pause::select(PausedAllocation& paused) {
       std::fill_n(paused.verdicts->begin() + static_cast<std::ptrdiff_t>(chunk.first_block()), chunk.block_count(),
                   verdict);
     };
-    // What lies on the host takes no device memory: it stays, unless it is to be forgotten; and where a pause let it
-    // stay, no later one forgets it.
+    // A chunk on the host takes no device memory: it stays, unless the pause drops it. If a pause let it stay, no
+    // later one drops it.
     if (chunk.is_on_host() && (!is_dropping || allocation.is_paused.load())) {
-      set_verdict(Verdict::kLeft);
+      set_verdict(Verdict::kOnHost);
     } else if (chunk.is_resident() && !is_dropping) {
       ++add_to_handle(work.handles, {&allocation, &chunk, &paused}).missing;
     } else if (chunk.backing->has_memory()) {
@@ -162,7 +162,7 @@ uint64_t Pause::leaving_bytes(int device) const {
 void Pause::pin_backups() {
   uint64_t bytes = 0;
   for (const PausedAllocation* paused : stored_) bytes += paused->stored->size_bytes();
-  KeptPinning pinning(core(), bytes);
+  BackupPinning pinning(core(), bytes);
   for (const PausedAllocation* paused : stored_) {
     const Allocation& allocation = *paused->allocation;
     const bool is_repeated = paused->had_backup && paused->earlier != nullptr && !allocation.is_away();
@@ -206,7 +206,7 @@ void Pause::borrow_engine(int device, DeviceWork& work) {
 void Pause::explain_missing_scan(int device, size_t scanned_blocks) {
   if (scanned_blocks == 0 || DeviceKernels::of(device) == nullptr) return;  // not wanted; logged
   add_note(device,
-           "everything was copied, since no memory could be pinned for the tables that tell what has not "
+           "everything was copied, since no memory could be pinned for the tables that tell which blocks have not "
            "changed: raise host_limit or pinned_limit");
 }
 
@@ -237,10 +237,10 @@ void Pause::settle() noexcept {
   for (PausedAllocation& paused : paused_) {
     Allocation& allocation = *paused.allocation;
     forget_backup_if_dropped(allocation);
-    // After a failure: what left whole is paused, though the rest is not.
+    // After a failure: an allocation that left whole is paused, though the rest is not.
     if (paused.is_attached && allocation.device_bytes() == 0) allocation.is_paused.store(true);
     if (paused.noted_bytes > 0 && !allocation.is_paused.load() && allocation.resident_bytes() == paused.noted_bytes)
-      request().moved->forget(allocation);
+      request().paused_set->forget(allocation);
     if ((paused.had_backup || paused.is_attached) && allocation.device_bytes() > 0) {
       discard_untouched(paused);
       // A backup that holds nothing goes whole.
@@ -248,7 +248,7 @@ void Pause::settle() noexcept {
         core().registry.set_backup(allocation, nullptr);
     }
     if (allocation.is_paused.load() || allocation.is_away()) {
-      // What did not leave the device has the verdicts of the pause before.
+      // Chunks that did not leave the device keep the verdicts of the pause before.
       for (const Chunk& chunk : allocation.chunks) {
         if (!chunk.is_on_device() || !chunk.is_resident()) continue;
         for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)

@@ -15,7 +15,7 @@ namespace ebbtide {
 struct PausedAllocation : BackupUse {
   std::shared_ptr<const Verdicts> earlier;  // of the last pause, or null
   std::shared_ptr<Verdicts> verdicts;       // of this pause
-  size_t noted_bytes = 0;                   // resident when it was noted in request.moved; 0: this pause did not
+  size_t noted_bytes = 0;                   // resident when it was noted in request.paused_set; 0: this pause did not
 };
 
 // Takes allocations off the device. prepare(): charge host memory, open backups, borrow engines. run: scan the blocks,

@@ -1,4 +1,4 @@
-// What a pause does about each block: copies it, or notes what it comes back as.
+// The decision of a pause about each block: it is copied, or recorded as a value.
 #include <algorithm>
 
 #include "core/pause/pause.h"
@@ -22,8 +22,8 @@ bool changed_last_time(const LeavingChunk& leaving) {
 
 }  // namespace
 
-// Whether the copies are queued behind the scan without a look at it: what changed before each of the last two pauses
-// has probably changed again. If not, that costs one copy, and the next pause looks first.
+// Whether the copies are queued behind the scan without a look at it: a block that changed before each of the last two
+// pauses has probably changed again. If not, that costs one copy, and the next pause looks first.
 bool Pause::expects_change(const DeviceWork& work) {
   const SkipRules& skip = core().rules.skip;
   if (work.scan == nullptr || !work.scan->is_short() || !skip.clean.load() || skip.must_compare.load()) return false;
@@ -51,25 +51,25 @@ void Pause::decide(DeviceWork& work, LeavingChunk& leaving) {
   }
 }
 
-// Notes what will stand for the block while it is away. Until its chunk leaves, the block on the device stands for
+// Records the block's content while it is away: bytes or a value. Until its chunk leaves, the block on the device is
 // itself.
 Verdict Pause::judge(PausedAllocation& paused, size_t block, const kernels::BlockReport* report) {
   const SkipRules& skip = core().rules.skip;
   StoredBlock& stored = paused.stored->blocks[block];
   if (paused.is_unused[block]) {
-    stored.stand_for_nothing(core().rules.dropped_value());
+    stored.mark_unused(core().rules.dropped_value());
     stored.has_content = false;
     return Verdict::kUnused;
   }
   const bool is_in_window = stored.is_touched && paused.stored->has_windows();
   if (report != nullptr && report->is_constant != 0 && skip.constant.load() && !is_in_window) {
-    stored.stand_for(report->value);
+    stored.mark_constant(report->value);
     stored.has_content = false;
     return Verdict::kConstant;
   }
   const bool was_stored = stored.has_content && !stored.is_unused;
   const bool was_constant = was_stored && stored.is_constant;
-  stored.stand_for_bytes();
+  stored.mark_stored();
   const bool is_known = report != nullptr && skip.clean.load() && stored.has_digest;
   const bool is_clean = is_known && stored.digest == report->digest;
   if (is_clean && !skip.must_compare.load()) return Verdict::kClean;
@@ -82,13 +82,13 @@ Verdict Pause::judge(PausedAllocation& paused, size_t block, const kernels::Bloc
 
 bool Pause::keeps_digests(const DeviceWork& work, const LeavingChunk& leaving) {
   const BackupRecord& record = *leaving.paused->stored;
-  // What lies in a window may be written, by ways that ebbtide does not see.
+  // Bytes in a window may be written, by ways that ebbtide does not see.
   const bool may_be_kept =
       leaving.allocation->policy.retain || record.kind == BackupKind::kPinned || core().rules.keeps_ahead.load();
   return may_be_kept && !record.has_windows() && work.scan != nullptr && core().rules.skip.clean.load();
 }
 
-// The store holds what the chunk held when its digest was taken, if it still has that digest now that all is copied.
+// The store holds the chunk's bytes as of its digest, if the chunk still has that digest now that all is copied.
 void Pause::note_digests(DeviceWork& work, const LeavingChunk& leaving) {
   if (leaving.ranges.empty() || !keeps_digests(work, leaving)) return;
   const size_t count = leaving.chunk->block_count();

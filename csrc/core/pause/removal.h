@@ -18,7 +18,7 @@ struct LeavingChunk {
   Chunk* chunk;
   PausedAllocation* paused = nullptr;  // null: its content is dropped
   size_t first_scanned = 0;            // the number of its first block in the scan
-  std::vector<CopyRange> ranges = {};  // what must be copied
+  std::vector<CopyRange> ranges = {};  // to be copied
   bool is_followed = false;            // by its second look, behind its copy
   CUdeviceptr address() const { return allocation->address() + chunk->offset; }
 };
@@ -29,7 +29,7 @@ struct LeavingHandle {
   size_t missing = 0;  // chunks whose bytes have not landed
 };
 
-// What takes memory away from allocations: a pause, and a trim.
+// A move that takes memory away from allocations: a pause, or a trim.
 class Removal : public Move {
  public:
   bool takes_memory_away() const final { return true; }

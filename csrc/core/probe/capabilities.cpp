@@ -163,7 +163,7 @@ Capability probe_optional_functions() {
 #include "driver/functions.def"
 #undef EBBTIDE_FUNCTION
   return {"driver functions", missing.empty(), missing.empty() ? "all there" : "missing: " + missing,
-          missing.empty() ? "" : "what needs them is off; a newer driver has them"};
+          missing.empty() ? "" : "the features that need them are off; a newer driver has them"};
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ DeviceFacts describe_device(int device);
 struct Capability {
   std::string name;
   bool is_available = false;
-  std::string found;   // what the probe said
-  std::string advice;  // what to do about it; "" if nothing
+  std::string found;   // the probe's finding
+  std::string advice;  // "" if there is nothing to do
 };
 // Asks the driver for each, by a real call where an attribute is known to lie.
 std::vector<Capability> probe_capabilities(int device);

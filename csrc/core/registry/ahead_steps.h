@@ -25,7 +25,7 @@ class AheadSteps {
     const std::lock_guard lock(mutex_);
     if (const auto step = steps_.find(number); step != steps_.end()) step->second.has_freed_memory = true;
   }
-  // Once the caller has destroyed what was freed meanwhile.
+  // Once the caller has destroyed the allocations that were freed meanwhile.
   void end(uint64_t number) noexcept {
     if (number == 0) return;
     const std::lock_guard lock(mutex_);

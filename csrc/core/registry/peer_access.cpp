@@ -85,7 +85,7 @@ CUresult PeerAccess::grant_all() noexcept {
   {
     const std::lock_guard lock(visit_mutex_);
     const uint64_t generation = generation_.load();
-    is_any_left_.store(true);  // before anybody is left out, who may let go at once
+    is_any_left_.store(true);  // before an operation is left out, which may let go at once
     try {
       std::map<int, DeviceSet> peers;  // asked for before the registry's lock is held
       for (int device = 0; device < kMaxDevices; ++device) peers[device] = of(device);

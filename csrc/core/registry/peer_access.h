@@ -10,24 +10,21 @@
 
 namespace ebbtide {
 
-// Lets the devices of the process use each other's memory (see driver/peers.h). Every mapping is also made accessible
-// to the peers of its device. When another device becomes live, earlier mappings catch up. Peers are optional: if the
-// driver refuses them access, it is logged, and no call fails.
-//
-// A generation is a set of live devices. To map memory: read the generation, fetch the peers, map, register, then call
-// catch_up(). Memory that was not registered yet when others caught up is then not missed. Nothing here waits for an
-// operation (invariant 12): an operation catches up with what it holds when it ends.
+// Lets the devices of the process use each other's memory (see driver/peers.h); a refusal is logged, and no call fails.
+// A generation is a set of live devices: when another one becomes live, earlier mappings catch up. To map memory: read
+// the generation, fetch the peers, map, register, then call catch_up(). Nothing here waits for an operation (invariant
+// 12), which catches up with its own allocations when it ends.
 class PeerAccess {
  public:
   PeerAccess(Registry& registry, DeferredFrees& frees) : registry_(registry), frees_(frees) {}
 
   // Finds the live devices, and catches up where there are more than before. Returns the generation. Harmless during
-  // captures. must_retry: also retries what was refused before.
+  // captures. must_retry: also retries accesses that were refused before.
   uint64_t refresh(bool must_retry) noexcept;
   uint64_t generation() const noexcept { return generation_.load(); }
   // Does nothing while the generation is still `seen` and everything has caught up with it.
   void catch_up(uint64_t seen) noexcept;
-  // The same after holding tags: whoever caught up meanwhile has left them out, even if the generation is still `seen`.
+  // The same after holding tags: a visit meanwhile has left them out, even if the generation is still `seen`.
   void catch_up_after_hold(uint64_t seen) noexcept;
 
   // The other devices that may use memory of this one, as of the generation.
@@ -52,8 +49,8 @@ class PeerAccess {
   DeviceSet enabled_;
   std::atomic<uint64_t> generation_{0};
   std::atomic<uint64_t> visited_{0};      // the generation that all have caught up with
-  std::atomic<bool> is_any_left_{false};  // the last visit, or the one under way, left out what others hold
-  std::atomic<bool> has_refused_{false};  // for good: what was refused may be where no visit finds it yet
+  std::atomic<bool> is_any_left_{false};  // the last visit, or the one under way, left out held allocations
+  std::atomic<bool> has_refused_{false};  // for good: an access may have been refused where no visit finds it yet
 };
 
 }  // namespace ebbtide

@@ -54,7 +54,7 @@ void Registry::insert(std::shared_ptr<Allocation> allocation) {
   count(*allocation, allocation->amounts());
 }
 
-// What counts later needs no memory.
+// Later counting needs no memory.
 void Registry::add_held_row(Tag& tag, int device) {
   if (tag.devices.contains(device)) return;
   held_.push_back({&tag, device, 0});
@@ -129,7 +129,7 @@ bool Registry::is_any_byte_away(CUdeviceptr address, size_t size_bytes, bool cou
   if (each != by_address_.begin()) --each;
   for (; each != by_address_.end() && each->first <= last; ++each) {
     const Allocation& allocation = *each->second;
-    // In this order: once an allocation is no longer arriving, its places are what they stay.
+    // In this order: once an allocation is no longer arriving, its places are final.
     if (allocation.is_doomed || (!counts_arriving && allocation.is_arriving.load())) continue;
     if (is_any_chunk_away(allocation, address, last)) return true;
   }
@@ -173,7 +173,7 @@ void Registry::set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> 
     const std::lock_guard lock(mutex_);
     allocation.stored.swap(stored);
   }
-  // What stood there before goes here, outside the lock.
+  // The earlier one goes here, outside the lock.
 }
 
 std::shared_ptr<const Verdicts> Registry::verdicts_of(const Allocation& allocation) const {

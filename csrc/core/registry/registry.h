@@ -14,7 +14,7 @@
 #include "core/memory/allocation.h"
 #include "core/registry/ahead_steps.h"
 #include "core/registry/handler_safe_mutex.h"
-#include "core/registry/moved.h"
+#include "core/registry/paused_set.h"
 
 // All allocations, by address and by tag, and the operations that hold them. There is one mutex, held for look-ups
 // only: no driver call, copy or wait for an operation happens under it, except that claim() waits on a condition, which
@@ -32,7 +32,7 @@ struct Tag {
   uint64_t ahead_step = 0;   // the step of copies ahead that holds it; 0: none does
   bool is_partial = false;   // an operation on it failed midway and none has finished it since
   struct OnDevice {
-    Amounts amounts;  // the sum of what its allocations there have in `counted`
+    Amounts amounts;  // the sum of `counted` of its allocations there
     size_t held_row;  // in the registry's table
   };
   std::map<int, OnDevice> devices;
@@ -62,10 +62,10 @@ struct TagRequest {
   std::vector<CUdeviceptr>
       addresses;  // not empty: only the allocations that begin here; a resume takes trimmed ones only so
   bool is_missing_ok = false;
-  std::shared_ptr<const Moved> only;  // not null: only these, and of them no trimmed ones
+  std::shared_ptr<const PausedSet> only;  // not null: only these, and of them no trimmed ones
 };
 
-// What an operation holds, and on which terms. No other operation can hold the same tags at the same time.
+// The tags and allocations that an operation holds. No other operation can hold the same tags at the same time.
 struct TagClaim {
   TagRequest tags;
   // Selects among the allocations of the tags. Called under the registry's lock.
@@ -136,7 +136,7 @@ class Registry {
   std::shared_ptr<Allocation> find(CUdeviceptr address) const;
   // Whether any byte of the range lies in an allocation and is not resident. No bytes count as one.
   bool is_away(CUdeviceptr address, size_t size_bytes) const;
-  // The same, without what a resume in the background is bringing.
+  // The same, without allocations that a resume in the background is bringing.
   bool is_missing(CUdeviceptr address, size_t size_bytes) const;
   bool is_any_away(const Tag& tag) const;  // also while an operation moves it
   // For signal handlers: gives up where any thread, also the interrupted one, has the lock. Copies the tag's name.
@@ -158,8 +158,8 @@ class Registry {
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for
   // a leased one where a claim refuses that.
   Selection claim(std::vector<TagClaim> claims);
-  // Visits what claim() would hold now, by claim, and holds nothing. Waits and throws as it does. visit is called under
-  // the lock: whoever keeps an allocation would put off its free.
+  // Visits the allocations that claim() would hold now, by claim, and holds nothing. Waits and throws as it does. visit
+  // is called under the lock, and must not keep an allocation, which would put off its free.
   void preview(std::vector<TagClaim> claims, const std::function<void(size_t claim, const Allocation&)>& visit);
   // Waits until no operation holds any of these tags.
   void wait_for(const TagRequest& tags);

@@ -210,8 +210,7 @@ bool is_left_partial(std::span<const std::shared_ptr<Allocation>> claimed, const
   for (const auto& allocation : claimed) {
     if (!allocation->is_held || allocation->is_doomed) continue;
     is_any_away |= allocation->is_away();
-    // Memory that a pause has yet to give back is a part of what is left to do; memory that a resume could not use is
-    // not.
+    // Memory that a pause has yet to give back counts as remaining work; memory that a resume could not use does not.
     is_any_here |= allocation->device_bytes() > 0 || (claim.takes_stale_memory && allocation->has_stale_memory());
   }
   return is_any_away && is_any_here;

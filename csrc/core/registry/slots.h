@@ -12,7 +12,7 @@
 
 namespace ebbtide {
 
-// What the entry points of a slot allocate. torch passes them nothing that would tell.
+// The tag, policy and device of a slot's allocations, which torch does not pass to its entry points.
 struct SlotBinding {
   Tag* tag = nullptr;
   Policy policy;

@@ -16,7 +16,7 @@ TagClaim Resume::claim() const {
   return {.tags = tags_,
           .concerns =
               [is_named, only = tags_.only](const Allocation& allocation) {
-                // What was trimmed comes back only where it is named by its address.
+                // A trimmed allocation comes back only if its address is named.
                 if (allocation.is_trimmed && (!is_named || only != nullptr)) return false;
                 return allocation.wants_resume() && (only == nullptr || only->contains(allocation));
               },
@@ -51,7 +51,7 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   // (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
   const auto stored = core().registry.backup_of(*allocation);
-  // Where a caller copies ahead, what did not change must not be copied again: but nobody asked for the memory.
+  // If a caller copies ahead, the backup is kept as spare memory, so that unchanged blocks are not copied again.
   const bool is_wanted = stored != nullptr && (allocation->policy.retain || stored->kind == BackupKind::kPinned);
   const bool is_spare = !request().retain && stored != nullptr && !is_wanted && core().rules.keeps_ahead.load() &&
                         stored->kind == allocation->policy.backup;
@@ -81,8 +81,8 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   }
 }
 
-// What died while it was away comes back as what was dropped does. Where there is a view of the stored bytes, all of
-// them stay as they are.
+// Blocks whose tensors died while they were away come back like dropped ones. If there is a view of the stored bytes,
+// all of them stay as they are.
 std::vector<bool> Resume::forgotten_blocks(const Allocation& allocation, const BackupRecord* stored) {
   if (stored == nullptr || request().unused.empty() || stored->is_looked_at()) return {};
   return unused_blocks(core(), request(), allocation);
@@ -93,7 +93,7 @@ StoredBlock Resume::block_of(const ReturningChunk& returning, size_t index) cons
   const size_t number = returning.chunk->first_block() + index;
   StoredBlock block = returning.stored->blocks[number];
   if (!returning.of->unused.empty() && returning.of->unused[number])
-    block.stand_for_nothing(must_poison_ ? kPoison : kernels::Value{});
+    block.mark_unused(must_poison_ ? kPoison : kernels::Value{});
   return block;
 }
 
@@ -112,7 +112,7 @@ void Resume::add_ranges(DeviceWork& work, ReturningChunk& returning) {
   work.has_files |= !returning.ranges.empty() && returning.stored->kind == BackupKind::kDisk;
 }
 
-// What the caller wants first comes first, the rest in the order of allocation.
+// The ranges that the caller named come first, the rest in the order of allocation.
 void Resume::put_in_order(DeviceWork& work) {
   if (request().order.empty()) return;
   auto& all = work.returning;

@@ -20,7 +20,7 @@ namespace ebbtide {
 // arrived.
 class Resume : public Move {
  public:
-  // Both outlive it. tags: what comes back.
+  // Both outlive it. tags: the selection to resume.
   Resume(Core& core, const OperationRequest& request, const TagRequest& tags)
       : Move(core, request, OperationKind::kResume), tags_(tags), must_poison_(core.rules.must_poison.load()) {}
   TagClaim claim() const override;
@@ -56,19 +56,19 @@ class Resume : public Move {
     std::shared_ptr<BackupRecord> stored;  // or null
     std::vector<bool> unused;              // by block: comes back as if it was dropped; empty: none does
     bool is_retained;                      // the store's bytes stay for the next pause
-    bool is_spare;                         // what the backup will be once all is back
+    bool is_spare;                         // the backup, once all is back
     bool was_stored;                       // some of it
   };
   struct ReturningChunk {
     const ResumedAllocation* of;
     Chunk* chunk;
-    BackupRecord* stored;             // null for what was dropped, or is detached
+    BackupRecord* stored;             // null for dropped or detached chunks
     bool is_dropped = false;          // nothing has its bytes
     bool is_on_host = false;          // where it goes
     bool has_fills = false;           // the device is writing into it, beside the copies
     size_t group = 0;                 // of the work's groups
     size_t delivered = 0;             // it is whole when so many pieces of the delivery have arrived
-    std::vector<CopyRange> ranges{};  // what must be copied; the rest is one value each
+    std::vector<CopyRange> ranges{};  // to be copied; each of the others is one value
 
     const Allocation& allocation() const { return *of->allocation; }
     CUdeviceptr address() const { return allocation().address() + chunk->offset; }
@@ -102,14 +102,14 @@ class Resume : public Move {
     bool is_filling = false;                  // something is queued on the engine's side stream
     std::shared_ptr<Delivery> delivery;       // of a resume in the background
     std::optional<DeferredFrees::Hold> hold;  // from its launch on
-    bool is_in_doubt = false;                 // what did not come back may still be used by what is queued
+    bool is_in_doubt = false;                 // queued work may still use memory that did not come back
   };
 
   void select(const std::shared_ptr<Allocation>& allocation);
   void add_ranges(DeviceWork& work, ReturningChunk& returning);
   std::vector<bool> forgotten_blocks(const Allocation& allocation, const BackupRecord* stored);
   StoredBlock block_of(const ReturningChunk& returning, size_t index) const;
-  // Visits what is not copied: visit(offset, size_bytes, value) for each longest range of one value.
+  // Visits the ranges that are not copied: visit(offset, size_bytes, value) for each longest range of one value.
   template <typename Visit>
   void visit_values(const ReturningChunk& returning, const Visit& visit) const;
   void put_in_order(DeviceWork& work);
@@ -138,7 +138,7 @@ class Resume : public Move {
   void give_back_unused(DeviceWork& work) noexcept;
 
   const TagRequest& tags_;
-  const bool must_poison_;  // what was dropped; else it reads as zeros
+  const bool must_poison_;  // dropped memory; else it reads as zeros
   std::deque<ResumedAllocation> resumed_;
   std::map<int, DeviceWork> work_;  // by device
 };

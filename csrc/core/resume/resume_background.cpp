@@ -95,15 +95,15 @@ void Resume::follow_delivery(DeviceWork& work) {
   work.delivery->finish();
 }
 
-// Kernels that streams have queued behind bytes that will not come run now, on what is there: only then may it be
-// unmapped below them.
+// Kernels that wait for bytes which will not come run now, on the present content: only then may the memory be unmapped
+// below them.
 void Resume::abandon_delivery(int device, DeviceWork& work) noexcept {
   if (!work.hold) return work.delivery.reset();  // nothing was launched: its threads end here
   work.delivery->cancel();
   try {
     work.delivery->finish();
   } catch (...) {
-    // What failed is known: it is why this is called, or the caller's wish.
+    // The failure is known: it is why this is called, or the caller's wish.
   }
   const bool is_whole = std::all_of(work.returning.begin(), work.returning.end(),
                                     [](const ReturningChunk& returning) { return returning.chunk->is_resident(); });
@@ -111,7 +111,7 @@ void Resume::abandon_delivery(int device, DeviceWork& work) noexcept {
   try {
     synchronize_device(device);
   } catch (...) {
-    work.is_in_doubt = true;  // what streams have queued may still run
+    work.is_in_doubt = true;  // kernels in streams may still run
   }
 }
 

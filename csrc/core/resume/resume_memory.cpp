@@ -1,4 +1,4 @@
-// The memory of what comes back: who shares a handle, where it is made, how it is mapped, and how it goes again where
+// The memory of returning chunks: which share a handle, where it is made, how it is mapped, and how it is undone where
 // it was not used.
 #include <algorithm>
 
@@ -12,7 +12,7 @@
 namespace ebbtide {
 
 // Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so
-// that others may have their memory, do not share it; nor does memory that nobody uses, which a trim may want.
+// that others may have their memory, do not share it; nor does unused memory, which a trim may want.
 bool Resume::may_share(const ReturningChunk& one, const ReturningChunk& other) {
   const auto is_alone = [](const ReturningChunk& each) { return each.is_on_host || each.chunk->is_detached.load(); };
   if (is_alone(one) || is_alone(other)) return false;
@@ -73,7 +73,7 @@ void Resume::try_create_memory(int device, DeviceWork& work) {
   }
 }
 
-// What lay on the host when it was dropped comes back on the device as far as that leaves the reserve free.
+// Chunks that lay on the host when they were dropped come back on the device as far as that leaves the reserve free.
 void Resume::create_memory_by_room(int device, DeviceWork& work) {
   const ContextScope scope(device);
   std::optional<policy::DeviceRoom> room;
@@ -101,7 +101,7 @@ void Resume::create_host_memory(int device, DeviceWork& work) {
   for (const Group& group : work.groups) {
     if (group.is_on_host && !group.is_detached) sizes.push_back(group.size_bytes);
   }
-  auto handles = core().host_pool.take(device, sizes, "the resume of what lay in host memory");
+  auto handles = core().host_pool.take(device, sizes, "the resume of memory on the host");
   auto handle = handles.begin();
   for (const Group& group : work.groups) {
     if (!group.is_on_host || group.is_detached) continue;
@@ -152,8 +152,8 @@ void Resume::map(int device, DeviceWork& work, Group& group) {
   backing.mapping = core().peers.map(group.address, backing.memory, device, work.peers);
 }
 
-// What was created or mapped and did not become resident goes back: nobody has seen it. Only where the copier could not
-// make sure that nothing is queued into it any more, it stays behind the chunks, as stale memory, until a
+// Memory that was created or mapped and did not become resident goes back: no caller has seen it. But if work may still
+// be queued into it, it stays behind the chunks, as stale memory, until a
 // synchronisation succeeds.
 void Resume::give_back_unused(DeviceWork& work) noexcept {
   if (work.is_in_doubt || (work.engine && work.engine->engine().is_poisoned())) return;

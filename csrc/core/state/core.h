@@ -16,7 +16,7 @@
 #include "core/state/spare_backups.h"
 #include "core/transfer/engine_pool.h"
 
-// The state of a process's core. What it does is in the rooms above: core/allocate, core/operation.
+// The state of a process's core. The folders above act on it: core/allocate, core/operation.
 namespace ebbtide {
 
 struct Budgets {
@@ -34,7 +34,7 @@ struct Core {
   // Null before the first use of instance().
   static Core* instance_if_made() noexcept;
 
-  Budgets budgets;  // outlives what was charged
+  Budgets budgets;  // outlives all charges
   Registry registry;
   CaptureGate capture_gate;
   HostPool host_pool{budgets.host};
@@ -50,7 +50,7 @@ struct Core {
   Counters counters;
 };
 
-// Throws StateError in a forked child, where neither the device nor anybody's locks can be used (invariant 10).
+// Throws StateError in a forked child, where neither the device nor any lock can be used (invariant 10).
 void require_not_forked();
 
 }  // namespace ebbtide

@@ -14,7 +14,7 @@ struct Core;
 // the folder of disk backups the StoreError that a backup there would throw.
 void configure_setting(Core& core, Setting setting, const std::optional<std::string>& text);
 
-// What is in force now, in its plain form: "" for None. Throws InvalidArgument for a setting of other parts.
+// The value in force, in its plain form: "" for None. Throws InvalidArgument for a setting of other parts.
 std::string show_setting(Core& core, Setting setting);
 
 // Applies the environment variables of these settings.

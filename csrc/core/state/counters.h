@@ -5,7 +5,7 @@
 
 namespace ebbtide {
 
-// What has happened so far, for the statistics.
+// Counters since the start, for the statistics.
 struct Counters {
 #define EBBTIDE_COUNTER(name) std::atomic<uint64_t> name{0};
 #include "core/state/counters.def"

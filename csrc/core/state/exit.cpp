@@ -73,10 +73,10 @@ void summarize_at_exit(const Core& core) {
   std::atexit(&run_at_exit);
 }
 
-void write_summary_line(const std::string& what) {
+void write_summary_line(const std::string& text) {
   // Asked for: not held back by EBBTIDE_LOG.
   log_line(LogLevel::kError,
-           {"summary of ", program_invocation_short_name, " (PID ", std::to_string(::getpid()), "): ", what});
+           {"summary of ", program_invocation_short_name, " (PID ", std::to_string(::getpid()), "): ", text});
 }
 
 void BackgroundWork::change(int by) noexcept {

@@ -2,17 +2,17 @@
 
 #include <string>
 
-// What the end of the process waits for, and writes. Does nothing in a forked child, or where the process ends without
+// The work that the end of the process waits for. Does nothing in a forked child, or where the process ends without
 // running exit handlers.
 namespace ebbtide {
 
 struct Core;
 
-// EBBTIDE_SUMMARY=1: one line on stderr at exit, about the most device memory that was held, and what went to the host.
-// core lives for ever.
+// EBBTIDE_SUMMARY=1: one line on stderr at exit, about the most device memory that was held, and bytes that went to the
+// host. core lives for ever.
 void summarize_at_exit(const Core& core);
 // Writes such a line: the program, its PID, and this.
-void write_summary_line(const std::string& what);
+void write_summary_line(const std::string& text);
 
 // Work in a background thread. The process does not end in the middle of it, since the driver would go while the
 // thread still uses it. Counted as long as it lives, in whichever thread that is.

@@ -8,14 +8,14 @@
 #include "policy/chunking.h"
 #include "policy/placement.h"
 
-// What settings say of the core's decisions. Any thread may change them at any time.
+// The settings of the core's decisions. Any thread may change them at any time.
 namespace ebbtide {
 
-// In place of zeros, so that whoever relied on dropped content notices.
+// In place of zeros, so that programs that rely on dropped content notice it.
 inline constexpr unsigned char kPoisonByte = 0xEB;
 inline constexpr kernels::Value kPoison = {0xEBEBEBEBEBEBEBEB, 0xEBEBEBEBEBEBEBEB};
 
-// What a pause may leave where it is. Each can be switched off.
+// The blocks that a pause may skip. Each rule can be switched off.
 struct SkipRules {
   std::atomic<bool> clean{true}, unused{true}, constant{true};
   std::atomic<bool> must_compare{false};  // bytes are compared where a digest says that nothing changed
@@ -30,7 +30,7 @@ struct OverflowRules {
     const uint64_t bytes = reserve_bytes.load();
     return bytes == kDefaultReserve ? policy::default_reserve(total_bytes) : bytes;
   }
-  // What large allocations leave of the limit to small ones. The default reserve never bounds it.
+  // The part of the limit that large allocations leave to small ones. The default reserve never bounds it.
   uint64_t room_for_small(uint64_t limit_bytes) const {
     return policy::room_for_small(limit_bytes, reserve_bytes.load());
   }
@@ -42,12 +42,12 @@ struct Rules {
   OverflowRules overflow;
   std::atomic<uint64_t> shared_handle_bytes{policy::kSharedHandleBytes};  // at most behind one handle; 0: none share
   std::atomic<bool> must_poison{false};                                   // dropped memory comes back as kPoison
-  // A caller takes steps of copies ahead after each resume, which therefore keeps the backup as long as nobody needs
-  // the memory more.
+  // A caller takes steps of copies ahead after each resume, which therefore keeps the backup until another holder needs
+  // the memory.
   std::atomic<bool> keeps_ahead{false};
   // Large model support is on for GPUs: the preload library sends no memory of torch's to the host.
   std::atomic<bool> leaves_torch_to_lms{false};
-  // What a block holds whose content was dropped.
+  // The value of a block whose content was dropped.
   kernels::Value dropped_value() const { return must_poison.load() ? kPoison : kernels::Value{}; }
 };
 

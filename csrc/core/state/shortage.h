@@ -6,13 +6,13 @@
 #include "base/error.h"
 #include "core/state/core.h"
 
-// What the core does where memory is short: it gives back what it still keeps, and asks once more.
+// The core's ways out of a shortage of memory: it gives back its caches, and asks once more.
 namespace ebbtide {
 
-// Gives back what ebbtide itself still keeps: undos that failed, frees that were put off. True if any of it went. Does
+// Gives back ebbtide's own rests: undos that failed, frees that were put off. True if any of it went. Does
 // nothing that a capture forbids while one is known.
 // may_wait: also frees that a step of copies ahead or a resume in the background puts off, for whose end it waits. That
-// is worth it before somebody is told that memory is out.
+// is worth it before an out-of-memory error.
 bool give_back_caches(Core& core, bool may_wait = false) noexcept;
 
 // For one call: gives back at most once.
@@ -38,7 +38,7 @@ bool is_device_shortage(const Error& error) noexcept;
 // The same, or the host has.
 bool is_shortage(const Error& error) noexcept;
 
-// attempt(), and once more where it found too little memory and some could be given back. Throws what attempt() throws.
+// attempt(), and once more where it found too little memory and some could be given back. Throws as attempt() does.
 template <typename Attempt>
 auto retry_when_short(LastResort& last_resort, const Attempt& attempt) {
   try {
@@ -49,7 +49,7 @@ auto retry_when_short(LastResort& last_resort, const Attempt& attempt) {
   return attempt();
 }
 
-// What the driver says is free on the device, bytes; 0 where it does not say.
+// Free bytes on the device, by the driver; 0 where it does not say.
 uint64_t free_device_bytes(int device) noexcept;
 
 // error as an OutOfMemory with numbers if it is the driver's; rethrows anything else.

@@ -43,7 +43,7 @@ uint64_t SpareBackups::drop(uint64_t bytes) noexcept {
     peers_.catch_up_after_hold(peer_generation);
   } catch (const std::exception& error) {
     // Too little memory to look for them: nothing is held.
-    log_line(LogLevel::kInfo, {"what is copied ahead gives no memory back: ", error.what()});
+    log_line(LogLevel::kInfo, {"copies ahead of a pause gave no memory back: ", error.what()});
     return 0;
   }
   return given;

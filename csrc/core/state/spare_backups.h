@@ -9,8 +9,8 @@
 
 namespace ebbtide {
 
-// The backups that nobody asked to keep (BackupRecord::is_spare) of what is on the device: they spare the next pause a
-// copy, and nothing is lost with them. So they go before anybody is told that the host has too little memory.
+// The backups of resident content that no policy asks to keep (BackupRecord::is_spare): they spare the next pause a
+// copy, and nothing is lost with them. So they go before a charge is refused for lack of host memory.
 class SpareBackups final : public IdleMemory {
  public:
   SpareBackups(HostBudget& budget, Registry& registry, DeferredFrees& frees, PeerAccess& peers)
@@ -21,12 +21,12 @@ class SpareBackups final : public IdleMemory {
   SpareBackups& operator=(const SpareBackups&) = delete;
   ~SpareBackups() override { budget_.set_spare(nullptr); }
 
-  // Those of tags that no operation holds; those of a step under way after its end. Nothing for a step: what is copied
-  // ahead never goes for what is copied ahead.
+  // Those of tags that no operation holds; those of a step under way after its end. Nothing for a step: no backup goes
+  // for copies ahead.
   bool give_way(uint64_t bytes) noexcept override;
 
  private:
-  uint64_t drop(uint64_t bytes) noexcept;  // what it gave back
+  uint64_t drop(uint64_t bytes) noexcept;  // returns the bytes given back
 
   HostBudget& budget_;
   Registry& registry_;

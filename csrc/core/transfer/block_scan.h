@@ -22,7 +22,7 @@ class BlockScan {
   static uint64_t table_bytes(size_t block_count);
   BlockScan(const BlockScan&) = delete;
   BlockScan& operator=(const BlockScan&) = delete;
-  // Waits for what was launched: the kernels write into memory that others get next.
+  // Waits for its kernels, which write into memory that others get next.
   ~BlockScan();
 
   // Adds the blocks of a range on the device. Returns the number of the first one.
@@ -31,7 +31,7 @@ class BlockScan {
   bool is_short() const;
   // Starts the scan of everything that was added. Once.
   void launch() { launch(engine_.side_stream()); }
-  // The same in the stream of copies, which copy what the scan has looked at.
+  // The same in the stream of copies, which copy the scanned blocks.
   void launch_before_copies() { launch(engine_.stream()); }
   // The result for a block, by its number. Waits for it.
   const kernels::BlockReport& report(size_t number);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/transfer/engine_pool.h"
-#include "store/copy.h"
+#include "store/ring_copy.h"
 
 namespace ebbtide {
 
@@ -14,7 +14,7 @@ namespace ebbtide {
 template <typename Item>
 class CopyRun {
  public:
-  // loan outlives it, and may be null if no job has ranges. must_have_threads: as of Copy.
+  // loan outlives it, and may be null if no job has ranges. must_have_threads: as of RingCopy.
   CopyRun(EnginePool::Loan* loan, CopyDirection direction, std::function<void(Item&)> land,
           bool must_have_threads = false)
       : loan_(loan), direction_(direction), land_(std::move(land)), must_have_threads_(must_have_threads) {}
@@ -31,7 +31,7 @@ class CopyRun {
     }
     while (const auto landed = copy_ ? copy_->poll_landed() : std::nullopt) land_(*submitted_[*landed]);
   }
-  // After the last item. Throws as Copy::finish_next() does.
+  // After the last item. Throws as RingCopy::finish_next() does.
   void finish() {
     while (const auto landed = copy_ ? copy_->finish_next() : std::nullopt) land_(*submitted_[*landed]);
   }
@@ -41,7 +41,7 @@ class CopyRun {
   const CopyDirection direction_;
   const std::function<void(Item&)> land_;
   const bool must_have_threads_;
-  std::optional<Copy> copy_;
+  std::optional<RingCopy> copy_;
   std::vector<Item*> submitted_;
 };
 

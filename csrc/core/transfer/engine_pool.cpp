@@ -147,7 +147,7 @@ EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
 }
 
 // A kept ring that is too small goes only when the larger one is there: memory that could be pinned once may not be had
-// again, and what is away comes back through the smaller one as well.
+// again, and a resume works through the smaller one as well.
 EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes,
                                            uint64_t table_bytes) {
   Entry kept = take_kept(device, ring_bytes);

@@ -13,7 +13,7 @@
 
 namespace ebbtide {
 
-// What an engine is to have beside the ring of the copy that it is borrowed for.
+// The parts of an engine beside the ring of the copy that it is borrowed for.
 struct EngineExtras {
   uint64_t table_bytes = 0;       // that table() will be asked for: a ring would take all the room that is left
   uint64_t later_ring_bytes = 0;  // a ring that a later copy will want, and that is made now
@@ -34,7 +34,7 @@ class EnginePool {
   struct Entry {
     PinnedBlock ring;  // whose memory the engine has
     std::unique_ptr<CopyEngine> engine;
-    PinnedBlock table;  // for what kernels read and write; without memory until it is wanted
+    PinnedBlock table;  // read and written by kernels; without memory until it is wanted
     uint64_t ring_bytes() const { return engine->staging().size_bytes(); }
   };
   // Owns an engine for the length of a copy.

@@ -27,7 +27,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, is_asked:
 
 
 class _Group(click.Group):
-    """What ebbtide raises on purpose is a sentence for the user, not a traceback."""
+    """Shows ebbtide's own errors as a sentence for the user, not a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -78,7 +78,7 @@ def _show(refusal: click.ClickException) -> None:
 
 
 def _silence(stream: TextIO | None) -> None:
-    """What could not be written would be tried again, and fail again, as the process ends."""
+    """Drops output that could not be written: Python would try it again, and fail, as the process ends."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
 

@@ -68,7 +68,7 @@ def _run_both(size: JobSize, where: str) -> "tuple[JobResult, JobResult]":
 
 
 def _show(result: "JobResult", differences: list[str]) -> int:
-    """Prints what happened; gives the exit status."""
+    """Prints the result; returns the exit status."""
     from rich.console import Console
     from rich.text import Text
 

@@ -42,7 +42,7 @@ def _show(findings: "list[Finding]", usable: bool, is_all: bool) -> None:
 
     unusual = sorted((each for each in findings if each.status != "ok"), key=lambda each: each.status != "problem")
     usual = [each for each in findings if each.status == "ok" and (is_all or not each.is_default)]
-    rows = [("what is wrong or unusual", f"  {each.section}: {each.name}", each) for each in unusual]
+    rows = [("problems and unusual findings", f"  {each.section}: {each.name}", each) for each in unusual]
     rows += [(each.section, f"  {each.name}", each) for each in usual]
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, min_width=max(len(name) for _, name, _ in rows))

@@ -53,8 +53,8 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
     """Start a program so that it goes on where it would run out of device memory.
 
     The preload library is loaded into the program and all that it starts; each option is a variable that the library
-    reads. Options that are not given are as the environment says, so a run inside a run changes only what it names.
-    ebbtide becomes the program (exec): arguments, files, signals and exit status are its own.
+    reads. Options that are not given are as the environment says, so a run inside a run changes only the options that
+    it names. ebbtide becomes the program (exec): arguments, files, signals and exit status are its own.
 
     The exit status is 2 where an option is refused, 1 where the library is missing, 126 where the program can't be
     started, and 127 where it is not found.
@@ -87,7 +87,7 @@ def _inherited_environment() -> dict[str, str]:
 
 
 class _NotFound(click.ClickException):
-    exit_code = 127  # what shells answer
+    exit_code = 127  # as shells answer
 
 
 class _NotStarted(click.ClickException):

@@ -43,7 +43,7 @@ class Move:
 
     @property
     def held_bytes(self) -> int:
-        return sum(held.bytes for held in self.report.left)
+        return sum(held.bytes for held in self.report.remaining)
 
 
 @dataclass
@@ -90,7 +90,7 @@ def run_job(size: JobSize, *, is_pausing: bool, on_step: Callable[[float], None]
 
     Raises:
         StateError: a tensor lies outside its tag.
-        ebbtide.Error: what regions, pause and resume raise.
+        ebbtide.Error: as regions, pause and resume.
     """
     with deterministic():
         job = _WeightSwap(size, is_pausing, on_step)

@@ -71,7 +71,7 @@ class Allocation:
 
 
 class Allocator:
-    """What vLLM allocates weights, the KV cache and scratch from. `allocator()` gives the one of this process.
+    """vLLM's allocator of weights, the KV cache and scratch. `allocator()` gives the one of this process.
 
     Args:
         backup: where `sleep` keeps content: "ram", "pinned" or "disk", as in `saver.region`.
@@ -217,11 +217,11 @@ class Allocator:
         return [info.tag for info in _core.tags() if info.tag.startswith(PREFIX)]
 
     def _put_to_sleep(self, policies: Mapping[str, BackupName | None]) -> None:
-        gc.collect()  # what dies now need not be kept
+        gc.collect()  # dead tensors need not be kept
         awake = {}
         for name, backup in policies.items():
             info = _core.query_tag(name)
-            if info is not None and info.resident_bytes > info.left_bytes:
+            if info is not None and info.resident_bytes > info.paused_host_bytes:
                 awake[name] = backup
             elif info is not None and (info.stored_bytes if backup is None else info.dropped_bytes):
                 _logger.warning("vLLM's tag %r is asleep already, and stays as it is", name.removeprefix(PREFIX))

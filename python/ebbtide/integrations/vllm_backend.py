@@ -8,7 +8,7 @@ from ebbtide.integrations import vllm, vllm_allocator
 
 
 class EbbtideBackend(SleepModeBackend):
-    """Sleeps and wakes what vLLM allocated in ebbtide's pools.
+    """Sleeps and wakes vLLM's memory in ebbtide's pools.
 
         backend = EbbtideBackend()
         backend.suspend(level=1)
@@ -37,7 +37,7 @@ class EbbtideBackend(SleepModeBackend):
         self._state = "SUSPENDED"
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Brings back everything, or `tags` and what vLLM never defers."""
+        """Brings back everything, or `tags` and the memory that vLLM never defers."""
         before, self._state = self._state, "RESUMING"
         try:
             self._allocator.wake_up(tags)

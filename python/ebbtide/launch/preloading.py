@@ -125,4 +125,4 @@ def preload_list(library: Path | str, inherited: str) -> str:
 def drop_unified_memory(environment: MutableMapping[str, str]) -> None:
     """Removes GGML_CUDA_ENABLE_UNIFIED_MEMORY from an environment, and prints that to stderr."""
     if environment.pop(UNIFIED_MEMORY_VARIABLE, None) is not None:
-        say(f"{UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, past what ebbtide does")
+        say(f"{UNIFIED_MEMORY_VARIABLE} is unset: it would make all memory managed, beyond ebbtide's control")

@@ -67,7 +67,7 @@ def _check_needs(
     report = given.get("report", "device")
     if report != "device" and in_force.get("overflow") == "none":
         raise ValueError(
-            f"{spell('report')} {report} promises what nothing delivers with {spell('overflow')} none: leave one out"
+            f"{spell('report')} {report} promises host memory, not given by {spell('overflow')} none: leave one out"
         )
     if "lms" in in_force and in_force.get("pauseable") == "1":
         lms, pauseable = _names_of(("lms", "pauseable"), given, spell)

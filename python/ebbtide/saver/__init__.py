@@ -9,7 +9,7 @@
 
 Make and tag memory:
 
-    region(tag)         a `with` block: what torch allocates inside has the tag
+    region(tag)         a `with` block: torch's allocations inside have the tag
     adopt(x, tag=tag)   moves tensors that exist into a tag
     disabled()          a `with` block: ordinary memory inside a region
     cuda_graph(graph)   torch.cuda.graph with its memory under a tag
@@ -23,10 +23,10 @@ Move it (without tags: every tag):
     swap(pause, resume) pauses some tags while it resumes others
     prepare(tags)       takes the host memory of the next pause ahead of time
     trim(tags)          gives up the memory of dead tensors
-    promote(tags)       moves what lies on the host to the device
-    demote(tags)        moves what lies on the device to the host
+    promote(tags)       moves memory from the host to the device
+    demote(tags)        moves memory from the device to the host
     on(event, tag, f)   calls a function around pauses and resumes
-    order(x)            what resume(order=x) takes, made once for many resumes
+    order(x)            an order for resume(order=x), made once for many resumes
 
 Ask:
 
@@ -34,9 +34,9 @@ Ask:
     is_paused(tag)      whether any of it is away
     where(tensor)       where its bytes are
     backup_of(tensor)   its stored bytes, as a CPU tensor
-    explain(tag)        why the last pause copied what it copied
-    survivors(tag)      what still lives in a tag
-    outside(x)          what of models and optimizers lies in no tag
+    explain(tag)        why the last pause copied its blocks
+    survivors(tag)      the memory still in a tag
+    outside(x)          memory of models and optimizers that is in no tag
     stats()             counters and sizes
     timeline            the newest 1,024 events
     device              where tensors must be to live in regions: "cuda", or "cpu" on the simulated device
@@ -74,7 +74,7 @@ from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.outside import Outside, OutsideTensor
 from ebbtide.saver.values.progress import Progress
-from ebbtide.saver.values.reports import Adoption, Event, Held, Moved, Report, Swap, TagStatus, TagTable
+from ebbtide.saver.values.reports import Adoption, Event, Held, Report, ReportRow, Swap, TagStatus, TagTable
 from ebbtide.saver.values.survivors import Survivor, Survivors
 from ebbtide.saver.values.whereabouts import Whereabouts
 
@@ -91,7 +91,6 @@ __all__ = [
     "Event",
     "Explanation",
     "Held",
-    "Moved",
     "Order",
     "Outside",
     "OutsideTensor",
@@ -99,6 +98,7 @@ __all__ = [
     "Preparation",
     "Progress",
     "Report",
+    "ReportRow",
     "Survivor",
     "Survivors",
     "Swap",

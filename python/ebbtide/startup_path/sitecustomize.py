@@ -45,7 +45,7 @@ def _enable() -> None:
     try:
         from ebbtide.lms.program import enable_in_program
     except ImportError as error:
-        try:  # what `say` would, of a package that is not there
+        try:  # as `say`, for a package that is not there
             if sys.stderr is not None:
                 text = f"ebbtide: no large model support for {sys.executable}, so it ends: {error}"
                 print(text, file=sys.stderr, flush=True)

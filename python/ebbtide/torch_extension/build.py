@@ -20,7 +20,7 @@ from ebbtide.errors import StateError
 from ebbtide.stderr import say
 
 MOST_COMPILERS = 8  # at once
-COMPILER_BYTES = 1 << 30  # what each takes at most
+COMPILER_BYTES = 1 << 30  # each takes this much at most
 CACHE_VARIABLE = "EBBTIDE_CACHE_DIR"
 _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian and Ubuntu: apt install g++)"
 
@@ -95,7 +95,7 @@ class Recipe:
         return cache_folder() / "torch_extension" / self.key()
 
     def key(self) -> str:
-        """The name of the cache folder: what must agree, and a hash of all of it with the sources."""
+        """The name of the cache folder: the versions that must agree, and a hash of them with the sources."""
         digest = hashlib.sha256(repr((self.torch_revision, self.uses_new_abi, compile_flags(self))).encode())
         headers = [*self.sources(".h"), *sorted((self.source_root / "api").glob("ebbtide*.h"))]
         for path in [*self.sources(), *headers]:

@@ -43,7 +43,7 @@ def keep_off(version: tuple[int, int]) -> None:
             raise StateError(_refusal(version, variable or ALLOCATOR_VARIABLES[0], settings))
         import torch
 
-        torch.cuda.empty_cache()  # what torch has cached in such segments it hands out no more
+        torch.cuda.empty_cache()  # torch hands out cached memory of such segments no more
         _say_once()
     _watch()
 

@@ -73,7 +73,7 @@ def check_explanation(tag: str, copied: int = 0) -> None:
     """`copied`: what the report of a pause that just ended has for the tag."""
     found, status = saver.explain(tag), saver.tags()[tag]
     told = found.changed + found.copied
-    skipped = found.clean + found.unused + found.constant + found.dropped + found.left
+    skipped = found.clean + found.unused + found.constant + found.dropped + found.on_host
     if told < copied or told + skipped > status.size_bytes or sum(size for _, size, _ in found.blocks) != told:
         raise Failure(
             f"explain of {tag!r} gave {found}, after a pause that copied {copied} of {status.size_bytes} bytes"

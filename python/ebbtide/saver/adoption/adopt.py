@@ -5,7 +5,7 @@ hooks and optimizer states that share it stay tied, and no user needs to be told
 
 A storage may only move if each of its users sees the move; `external_references` finds that out. Everything is checked
 before anything moves. One storage moves at a time, so the extra memory is that of one storage. The tag is leased
-meanwhile, so that no thread pauses it. After a failure midway the call may be repeated: it skips what is in the tag.
+meanwhile, so that no thread pauses it. After a failure midway the call may be repeated: it skips tensors in the tag.
 
 Other operations move no storage. pause, resume, promote, demote and trim change the memory behind an address, never the
 address. A DLPack partner then shares the tensor's fate, and a view of a backup (`saver.backup_of`) owns its bytes.
@@ -50,7 +50,7 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
             writes memory that belongs to others.
 
     Returns:
-        An Adoption. Its `passed_by` names what it did not look into, such as the objects of other classes in
+        An Adoption. Its `passed_by` names objects that it did not look into, such as those of other classes in
         `adopt(locals(), tag=...)`. It counts the tensors that it skips, by reason:
 
         - tensors on other devices, and tensors without memory of their own (fake, meta, uninitialized, opaque);
@@ -58,7 +58,7 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
         - memory that is shared between processes;
         - unless `force`, memory that may be lent out: torch counts more owners than it shows (partners of DLPack,
           TorchScript, C++ extensions), another library's object refers to the tensor, or its
-          `__cuda_array_interface__` was read. Python sees nothing of one who kept a bare `data_ptr()`.
+          `__cuda_array_interface__` was read. Python can't see a kept bare `data_ptr()`.
 
     Raises:
         TypeError, ValueError: malformed arguments.
@@ -103,7 +103,7 @@ def _find_storages(
     objects: tuple[Any, ...], device_type: str
 ) -> "tuple[list[torch.UntypedStorage], Counter[int], Counter[str], dict[str, str]]":
     """The storages that could move, each once; how many tensors use each, by `_cdata`; how many tensors can't move, by
-    reason; and what was not looked into.
+    reason; and the objects not looked into.
     """
     walk = TensorWalk()  # gone before the references to the tensors are counted
     storages: dict[int, torch.UntypedStorage] = {}

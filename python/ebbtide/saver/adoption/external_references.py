@@ -24,8 +24,8 @@ from ebbtide.saver.tensors.living import ask, gradient_of, living_objects
 from ebbtide.saver.tensors.walk import sparse_parts
 
 LENT_OUT = (
-    "lent out, or held by what torch does not show (DLPack, TorchScript, a C++ extension): let go of that first, or "
-    "adopt(..., force=True) if nobody keeps the address"
+    "lent out, or held outside torch's view (DLPack, TorchScript, a C++ extension): let go of that first, or "
+    "adopt(..., force=True) if no other code keeps the address"
 )
 BORROWED = (
     "an object of another library refers to it and may keep its address: let go of that first, or "
@@ -33,7 +33,7 @@ BORROWED = (
 )
 ADDRESS_READ = (
     "its __cuda_array_interface__ was read: let go of the tensor that it was read from, or adopt(..., force=True) if "
-    "nobody keeps the address"
+    "no other code keeps the address"
 )
 
 # Python classes of these packages keep an address beside the tensor. Extension types are told by flags and files.
@@ -116,7 +116,7 @@ class _World:
         return found
 
     def _read_tensor(self, tensor: torch.Tensor) -> None:
-        """Records where a tensor lies and what it owns. Tensors that it owns may be new to Python."""
+        """Records the address of a tensor and the tensors that it owns. Tensors that it owns may be new to Python."""
         waiting = [tensor]
         while waiting:
             tensor = waiting.pop()
@@ -157,7 +157,7 @@ class _World:
         return more == 0 or (more > 0 and id(tensor) in self._in_old_graphs)
 
     def _read_graphs(self) -> None:
-        """Graphs that have not run backward own what they saved, often tensors that Python has not seen yet."""
+        """Graphs that have not run backward own their saved tensors, often ones that Python has not seen yet."""
         found = _find_saved(self._graphs)
         for tensor in found.saved:
             self._read_tensor(tensor)
@@ -240,7 +240,7 @@ def _is_of_extension(kind: type) -> bool:
 
 
 class _SavedTensors(NamedTuple):
-    """What some graphs hold.
+    """The tensors that some graphs hold.
 
     `saved` has a tensor once for each time that it was saved. torch before the version whose saved tensors have an
     attribute `data` does not tell these without running hooks: there, `leaves_of_old_torch` are the leaves in question.

@@ -32,7 +32,7 @@ def make_mover(device_type: str, waits: bool = True) -> Mover:
     Args:
         device_type: of the storages.
         waits: False for storages that only the current stream uses, and others that torch was told of: a GPU's mover
-            does not wait for the device then, nor free what it leaves behind.
+            does not wait for the device then, nor free the old memory.
     """
     if device_type == "cuda":
         return CudaMover() if waits else StreamMover()

@@ -11,18 +11,18 @@ from their argument.
 It is a TorchDispatchMode, and torch treats it as one. `torch.compile` runs its functions eagerly meanwhile. What
 insists on a whole graph (`fullgraph=True`, `flex_attention`) and `torch.jit.trace` refuse to work.
 
-`reads` covers what reads memory without being an op, in every thread: printing, `tolist`, `numpy`, `numpy.asarray`,
+`reads` covers reads of memory that are no ops, in every thread: printing, `tolist`, `numpy`, `numpy.asarray`,
 DLPack, `__cuda_array_interface__`, pickling, `torch.save`, `deepcopy`, `apply_` and `map_`.
 
 The check does not see:
-- What Python does not see: direct calls of Triton kernels and extensions, replays of CUDA graphs, system calls that are
-  given the memory (they fail with EFAULT), and reads through an address or a view that was handed out earlier
+- Calls that Python does not see: direct calls of Triton kernels and extensions, replays of CUDA graphs, system calls
+  that are given the memory (they fail with EFAULT), and reads through an address or a view that was handed out earlier
   (`data_ptr()`, NumPy, DLPack).
 - `torch.tensor`, `as_tensor` and `asarray` of lists that contain paused tensors, and `torch.save` of a bare storage.
 - Ops of other threads: a mode belongs to its thread. Threads that enter a region are checked from then on; others call
   `enable` themselves. Backward is checked if the thread that calls it is, also in autograd's own threads, to which
   torch passes the mode.
-- What an op of a tensor subclass does inside.
+- The inner calls of an op of a tensor subclass.
 - Memory that leaves while the op runs.
 """
 

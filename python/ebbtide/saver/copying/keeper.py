@@ -12,7 +12,7 @@ from ebbtide.saver.copying.paced import LONGEST_SLEEP, PacedCopy
 from ebbtide.saver.state.known_tags import find_tags
 
 _LEAST_REST = 1.0  # seconds between two passes over a tag
-_REST = 20.0  # and as a multiple of what the pass took
+_REST = 20.0  # and as a multiple of the pass's duration
 
 
 class _Keeper:
@@ -81,7 +81,7 @@ class _Keeper:
         """One pass over a tag. How long to rest before the next, or None: the tag is no longer kept ahead."""
         try:
             info = _core.query_tag(name)
-            if info is None or info.resident_bytes == info.left_bytes or not _is_on():
+            if info is None or info.resident_bytes == info.paused_host_bytes or not _is_on():
                 return None
             seconds = copying.copy([name], _is_on).seconds
         except Exception as error:

@@ -1,10 +1,10 @@
-"""Copies ahead of a pause: what is in use goes to its backup in short steps, and the pause copies what changed since.
+"""Copies ahead of a pause: used memory goes to its backup in short steps, and the pause copies the later changes.
 
 A step holds its tag for some milliseconds. So a pause or the beginning of a capture waits that long at most, and tells
-no copy of itself: a step does not find what has left, or was freed. Memory that is freed during a step goes
+no copy of itself: a step does not find memory that has left or was freed. Memory that is freed during a step goes
 back at its end; an allocation that needs it waits for that. A step that opens a pinned backup pins all of it first.
 
-A thread that copies beside the program sleeps between two steps: a quarter of what the step took, and several times as
+A thread that copies beside the program sleeps between two steps: a quarter of the step's duration, and several times as
 long as that where the step was slow, since then the program uses the bus itself. csrc/DESIGN.md has the figures.
 """
 
@@ -28,7 +28,7 @@ _LARGE_STEP = 256 << 20  # where the program waits for it
 _SMALL_STEP = 32 << 20
 _THREADS_BESIDE = 4  # at most: the core takes a quarter of the cores
 
-# Rests, as multiples of what the step took. A step is slowed down by the program's own copies where it has less than
+# Rests, as multiples of the step's duration. A step is slowed down by the program's own copies where it has less than
 # this share of the best rate of its tag so far; a tag mostly has backups of one kind, and kinds differ in their rates.
 _REST = 0.25
 _FAIR_SHARE = 0.6
@@ -53,8 +53,8 @@ def copy_now(names: Sequence[str]) -> Report:
     """Copies all that these tags have on the device and their backups do not, as fast as a pause would.
 
     Raises:
-        StateError: a capture under way; what was copied stays.
-        StoreError, DriverError: as in `prepare`; what was copied stays.
+        StateError: a capture under way; copied blocks stay.
+        StoreError, DriverError: as in `prepare`; copied blocks stay.
     """
     start = time.monotonic()
     reports = []

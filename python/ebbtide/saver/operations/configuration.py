@@ -1,4 +1,4 @@
-"""`saver.configure`: how much ebbtide may hold, and what a pause may skip."""
+"""`saver.configure`: limits of ebbtide's memory, and the blocks that a pause may skip."""
 
 import contextlib
 import os
@@ -51,7 +51,7 @@ def configure(
     copy_ahead: Switch = UNCHANGED,
     progress: Shows = UNCHANGED,
 ) -> None:
-    """Sets limits and switches; what is left out stays as it is. All are checked before any is set.
+    """Sets limits and switches; arguments that are left out stay as they are. All are checked before any is set.
 
         saver.configure(host_margin="2GiB", skip_constant=False)
 
@@ -64,12 +64,12 @@ def configure(
         host_margin: host memory that it leaves to others ("1GiB" or bytes).
         pinned_limit: the most pinned memory that it may hold, for its rings and for pinned backups; None: no limit.
         reserve: device memory that spills and promotions leave free, on each device; None: 512 MiB, or a sixteenth of
-            the device where that is less. Allocations of up to 2 MiB may use half of it, and of device_limit what large
-            ones that may spill leave to them: a 32nd, at most 64 MiB and half the reserve.
+            the device where that is less. Allocations of up to 2 MiB may use half of it, and large ones that may
+            spill leave them a part of device_limit: a 32nd, at most 64 MiB and half the reserve.
         host_pool: host memory that is made ahead and kept for spills, which otherwise wait for it; 0 keeps none. Where
             a backup or a spill finds no room beside it, it gives way.
         shared_handle: segments of a tag that lie side by side come back behind one driver handle of at most this size,
-            which makes the next resumes and pauses faster; what dies of them gives its memory back when all of them do,
+            which makes the next resumes and pauses faster; dead ones of them give their memory back when all do,
             or at the next pause. 0: each segment keeps handles of its own.
         whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
             the host.
@@ -78,9 +78,9 @@ def configure(
             that it names now.
         disk_files: "hidden": files of disk backups that are made from now on have no name, and nothing of them is left
             however the process ends. "named": the folder shows a file for each allocation, ebbtide_backup_..., while
-            its bytes are stored. It goes when the backup does and at exit; what a killed process left goes when the
+            its bytes are stored. It goes when the backup does and at exit; files of a killed process go when the
             next process makes named files there. A disk_directory in RAM is allowed then, with one warning: no budget
-            counts what lies there.
+            counts its files.
         skip_clean: whether a pause leaves out blocks of 2 MiB that did not change since their backup was made, by a
             seeded digest of 128 bits. A change within 16 bytes is always seen; that another one is missed has odds of
             about 2**-128 (an estimate, not a proof).
@@ -92,10 +92,10 @@ def configure(
         poison: whether memory whose content was dropped (by backup=None, as unused, or by a trim) comes back as bytes
             0xEB and not as zeros, so that a program that relied on its content is found.
         copy_ahead: whether a thread keeps the backups of tags that were resumed ahead of their next pause, as
-            `prepare(copy=True, wait=False)` does once: it copies what has changed, and rests for 20 times as long,
+            `prepare(copy=True, wait=False)` does once: it copies the changed blocks, and rests for 20 times as long,
             a second at least. It ends for a tag that is paused, and for all with copy_ahead=False. Resumes keep the
             backups for it unless they say retain=False; that host memory gives way to pauses and spills that need it.
-            Where a region has retain=True, what is copied anew is no longer what the last pause left:
+            Where a region has retain=True, a block that is copied anew no longer shows the last pause:
             `backup_of(retained=True)` then gives None.
         progress: a function that gets a Progress, at most ten times a second, from a thread of ebbtide's, while an
             operation runs that takes longer than 0.1 s, and once at its end if it succeeds. An exception of it becomes
@@ -106,7 +106,7 @@ def configure(
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
             malformed variable of ebbtide's.
         StoreError: no backup could be made in disk_directory, and nothing is set. Or the host has too little for
-            host_pool; then all is set, and what was made stays.
+            host_pool; then all is set, and the memory already made stays.
     """
     given = {name: value for name, value in vars().items() if value is not UNCHANGED}
     shown = given.pop("progress", UNCHANGED)
@@ -148,7 +148,7 @@ def _set_all(texts: dict[str, str | None]) -> None:
 
 
 def settings_in_force() -> dict[str, Any]:
-    """What `saver.configure` set, or a variable, or the default: maps each of its arguments to its value, which
+    """The settings in force, by `saver.configure`, a variable or the default: maps each argument to its value, which
     `configure` takes again. Sizes are bytes. `disk_directory` is None where `configure` did not set it. Empty where
     ebbtide is off.
 
@@ -179,7 +179,7 @@ def _value(setting: Setting, text: str) -> str | int | float | bool | None:
 def _check(setting: Setting, value: object, is_form_enough: bool) -> str | None:
     if value is None and setting.none:
         return None
-    if is_form_enough and setting.kind == "folder":  # no backup will be made there, or what it is for is checked apart
+    if is_form_enough and setting.kind == "folder":  # no backup will be made there, or its use is checked apart
         return settings.as_text(setting, value, setting.name, takes_text=False)
     return settings.check(setting, value, setting.name, takes_text=False)
 

@@ -1,9 +1,9 @@
 """The way of a pause, a resume or a swap from its caller to the core and back: `run`.
 
 Down: torch's workspaces are freed, the hooks of `saver.on` run, torch's default pool is guarded, and torch is asked
-what is dead and what is free. Then comes one call into the core, so that Ctrl-C arrives before or after it, never in
-between. Up: torch allocates from its default pool again, hooks run, and what came back is copied ahead of its next
-pause.
+which memory is dead and which is free. Then comes one call into the core, so that Ctrl-C arrives before or after it,
+never in between. Up: torch allocates from its default pool again, hooks run, and returned memory is copied ahead of its
+next pause.
 """
 
 import warnings
@@ -35,18 +35,18 @@ def run(
     returning: list[str] | None = None,
     *,
     missing_ok: bool = False,
-    moved: "_core.Moved | None" = None,
+    paused_set: "_core.PausedSet | None" = None,
     seconds: float = 0.0,
     finish: "Callable[[_T, HookedOperation], Any] | None" = None,
 ) -> _T:
-    """Does one call of the core with all that comes before and after it; returns what it returns.
+    """Does one call of the core with all that comes before and after it; returns its result.
 
     Args:
         call: takes `unused` and `unused_as_of`; called again where the device had too little room.
-        leaving, returning: what the call pauses, and which tags it resumes (an empty list: all); None: nothing.
-        moved: only these allocations return.
+        leaving, returning: the tags that the call pauses and resumes (an empty list: all); None: nothing.
+        paused_set: only these allocations return.
         seconds: how long to go on trying where the device has too little room.
-        finish: called before the after-hooks run, instead of what a resume that is over needs.
+        finish: called before the after-hooks run, instead of the steps after a resume.
     """
     names = [] if leaving is None else leaving.names
     if leaving is not None and not captures.is_capturing():  # during one the core refuses, and they are in use
@@ -54,7 +54,7 @@ def run(
     shared = [] if leaving is None else bypass.shared_tags(names)
     sides: list[tuple[Kind, list[str] | None]] = [("pause", None if leaving is None else names), ("resume", returning)]
     hooked = HookedOperation(
-        {kind: tags for kind, tags in sides if tags is not None}, missing_ok, moved, asks_first=bool(shared)
+        {kind: tags for kind, tags in sides if tags is not None}, missing_ok, paused_set, asks_first=bool(shared)
     )
     guards: Sequence[AbstractContextManager[Any]] = (_core.Frame(), _core.Frame())  # of nothing
     if shared:
@@ -94,7 +94,7 @@ def run_alone(operation: str, names: list[str], missing_ok: bool, **options: Any
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
 
-    When the block begins, no other operation is busy with the tags, so that what it asks torch about them is so. Where
+    When the block begins, no other operation is busy with the tags, so that torch's answers about them hold. Where
     there are hooks, it first asks the core which tags would move; where the core refuses them, no hook runs. Nothing is
     held while hooks run, so that they may use the tags: a claim would make them wait for themselves.
 
@@ -104,18 +104,18 @@ class HookedOperation(_core.Scope):
 
     Args:
         tags: those of each kind of action; an empty list means all.
-        asks_first: what the core refuses is refused before the block begins, with hooks or without.
+        asks_first: the core refuses before the block begins, with hooks or without.
     """
 
     def __init__(
         self,
         tags: dict[Kind, list[str]],
         missing_ok: bool,
-        moved: "_core.Moved | None" = None,
+        paused_set: "_core.PausedSet | None" = None,
         *,
         asks_first: bool = False,
     ) -> None:
-        self._tags, self._missing_ok, self._moved, self._asks_first = tags, missing_ok, moved, asks_first
+        self._tags, self._missing_ok, self._paused_set, self._asks_first = tags, missing_ok, paused_set, asks_first
         self._announced: dict[Action, None] = {}
         self._unanswered: list[Action] | None = None
         self._queue: list[hooks.Call] | None = None
@@ -131,7 +131,7 @@ class HookedOperation(_core.Scope):
         concerned: list[Action] = [
             (kind, tag)
             for kind, tags in self._tags.items()
-            for tag in _core.preview(kind, tags, self._missing_ok, moved=self._moved)
+            for tag in _core.preview(kind, tags, self._missing_ok, paused_set=self._paused_set)
         ]
         for kind, tag in concerned if has_hooks else ():
             announce = (self._announced.__setitem__, ((kind, tag), None))
@@ -197,7 +197,8 @@ _OTHER: dict[Kind, Kind] = {"pause": "resume", "resume": "pause"}
 def is_left_to_do(kind: Kind, info: "_core.TagInfo") -> bool:
     """Whether the tag has memory that a pause, or a resume, would move."""
     if kind == "pause":
-        # Memory that a pause left on the host counts as paused. What a failure left unmapped has yet to be paused.
+        # Memory that a pause left on the host counts as paused. Memory that a failure left unmapped has yet to be
+        # paused.
         is_detached = info.state == "partial" and info.detached_bytes > 0
-        return info.resident_bytes > info.left_bytes or is_detached
+        return info.resident_bytes > info.paused_host_bytes or is_detached
     return has_memory_away(info)

@@ -30,7 +30,7 @@ def pause(tags: BackupByTag, /, *, missing_ok: bool = False) -> Report: ...
 @overload
 def pause(*tags: Tags, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report: ...
 def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, missing_ok: bool = False) -> Report:
-    """Takes the memory of `tags` off the device; addresses stay. Waits for what is queued on their devices.
+    """Takes the memory of `tags` off the device; addresses stay. Waits for queued work on their devices.
 
         saver.pause("weights")
 
@@ -41,7 +41,7 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
     Args:
         tags: tags, or a list of tags; none means every tag. A dict, alone, has a backup for each tag:
             `pause({"weights": "ram", "kv_cache": None})`. It is one operation: all of the tags leave, or none does,
-            and what is dropped goes last.
+            and tags without a backup go last.
         backup: "ram", "pinned", "disk" or None (the content is dropped), for this pause of all tags. By default,
             the backup of each region.
         missing_ok: skip tags that no region ever named.
@@ -52,7 +52,7 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
     Raises:
         TypeError, ValueError: malformed arguments; a dict without a tag, beside other tags, or beside `backup`.
         StateError: an unknown tag, a tag whose region is open (in whatever thread), a capture under way; a tag that an
-            earlier failure left midway while somebody has a view of its backup; for the tag of a pauseable program
+            earlier failure left midway while there is a view of its backup; for the tag of a pauseable program
             also another thread's open region. Nothing moved.
         StoreError: the host (or the disk) has too little room for the backup; nothing moved. Or the disk failed; every
             byte is safe, as after a DriverError.
@@ -62,13 +62,15 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
     return _pause(check_leaving(tags, backup, "pause"), missing_ok, None)
 
 
-def _pause(leaving: PauseRequest, missing_ok: bool, moved: "_core.Moved | None") -> Report:
+def _pause(leaving: PauseRequest, missing_ok: bool, paused_set: "_core.PausedSet | None") -> Report:
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("pause")
 
     def call(**unused: Any) -> "_core.Report":
-        return _core.pause(leaving.names, missing_ok, backup=leaving.code, backups=leaving.codes, moved=moved, **unused)
+        return _core.pause(
+            leaving.names, missing_ok, backup=leaving.code, backups=leaving.codes, paused_set=paused_set, **unused
+        )
 
     report = run("pause", call, leaving, missing_ok=missing_ok)
     return log_report(Report.from_core(report), leaving.names)
@@ -122,7 +124,7 @@ def resume(
         wait: False returns as soon as everything is mapped and queued, while the bytes are still on their way. It
             waits all the same on the simulated device, whose CPU ops have no stream, where ebbtide's kernels can't be
             loaded, and on a device that limits how long kernels run.
-        order: tensors, a module, what `saver.order` made of them, or a list of these: their bytes come first, in this
+        order: tensors, a module, an order of them (`saver.order`), or a list of these: their bytes come first, in this
             order. The rest follows in the order of allocation.
         hold_stream: only with wait=False. True: this thread's current stream of each device waits for all bytes, so
             that later work on it is correct. False: the caller decides what waits, through the Pending.
@@ -139,7 +141,7 @@ def resume(
             once there is room.
         StoreError: the host has too little room for the ring that the bytes go through, or pinned_limit leaves too
             little: nothing moved. Or the disk failed; every byte is safe, as after a DriverError.
-        DriverError: as in `pause`. With wait=False, what streams were given meanwhile may have run on bytes that
+        DriverError: as in `pause`. With wait=False, kernels queued meanwhile may have run on bytes that
             had not come.
     """
     names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
@@ -179,7 +181,7 @@ class Paused(DecoratingScope):
         # A block may be entered again, and a decorated function called again: a generator gives its tags once.
         kept = tuple(list(each) if isinstance(each, Iterator) else each for each in tags)
         self._arguments: tuple[tuple[Tags | BackupByTag, ...], OperationBackup, bool] = (kept, backup, missing_ok)
-        self._moved: _core.Moved | None = None
+        self._paused_set: _core.PausedSet | None = None
 
     def _again(self) -> "Paused":
         return Paused(*self._arguments)
@@ -194,22 +196,22 @@ class Paused(DecoratingScope):
         tags, backup, missing_ok = self._arguments
         leaving = check_leaving(tags, backup, "paused")
         if not driver_choice.is_off():
-            self._moved = _core.Moved()
-        return _pause(leaving, missing_ok, self._moved)
+            self._paused_set = _core.PausedSet()
+        return _pause(leaving, missing_ok, self._paused_set)
 
     def _close(self) -> Exception | None:
-        moved = self._moved
-        names = moved.tags() if moved is not None else []
+        paused_set = self._paused_set
+        names = paused_set.tags() if paused_set is not None else []
         if not names:
             return None
         try:
             report = run(
                 "resume",
-                lambda **unused: _core.resume(names, True, moved=moved, **unused),
+                lambda **unused: _core.resume(names, True, paused_set=paused_set, **unused),
                 None,
                 names,
                 missing_ok=True,
-                moved=moved,
+                paused_set=paused_set,
             )
             log_report(Report.from_core(report), names)
         except Exception as error:
@@ -227,7 +229,7 @@ def paused(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mi
         with saver.paused("weights", "kv_cache"):
             train()
 
-    Afterwards exactly the memory that it moved is back. What was paused before stays paused, even where that is only
+    Afterwards exactly the memory that it moved is back. Memory that was paused before stays so, even where it is only
     part of a tag. A context manager and a decorator. Arguments and errors are those of `pause`, and at the end of
     `resume`.
     """

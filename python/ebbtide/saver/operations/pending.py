@@ -147,7 +147,7 @@ class Pending:
 
         Args:
             stream: a torch.cuda.Stream. None means this thread's current stream of each device concerned.
-            tensors: a tensor, a module (its parameters and buffers), what `saver.order` made of them, or a list of
+            tensors: a tensor, a module (its parameters and buffers), an order of them (`saver.order`), or a list of
                 these; None: everything.
 
         Raises:

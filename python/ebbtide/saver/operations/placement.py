@@ -15,7 +15,7 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
         saver.promote("weights")
 
     It leaves free the reserve, and the part of the device's limit that only small allocations get (docs/overflow.md).
-    What does not fit stays on the host. The host memory of free segments that torch caches is released, as with
+    Memory that does not fit stays on the host. The host memory of free segments that torch caches is released, as with
     `trim`. Launch nothing that touches the tags meanwhile.
 
     Args:
@@ -23,13 +23,13 @@ def promote(*tags: Tags, missing_ok: bool = False) -> Report:
         missing_ok: skip tags that no region ever named.
 
     Returns:
-        A Report: `bytes` is what moved; `saver.tags()` shows what is still on the host.
+        A Report: `bytes` counts the moved memory; `saver.tags()` shows the rest on the host.
 
     Raises:
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
-        DriverError: a driver call failed. Every byte is safe; promote again goes on, and resume brings back what a
-            tag that is partial lacks.
+        DriverError: a driver call failed. Every byte is safe; promote again goes on, and resume brings back memory that
+            a tag that is partial lacks.
     """
     names = check_tags(tags)
     check_flag(missing_ok, "missing_ok")
@@ -46,10 +46,10 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
 
         saver.demote("weights", max_bytes="4GiB")
 
-    Every policy allows it, also without `overflow`. What is paused, or on the host already, is skipped. What moves then
-    counts and behaves as spilled memory does: a pause with a backup leaves it there, one without drops it. Memory moves
-    in the order of addresses and in whole pieces, which are driver handles: of up to 1 GiB, if a resume has put
-    neighbours behind one (configure(shared_handle=)). A piece that is larger than what is left of `max_bytes` is passed
+    Every policy allows it, also without `overflow`. Memory that is paused or on the host already is skipped. Moved
+    memory counts and behaves as spilled memory does: a pause with a backup leaves it there, one without drops it. It
+    moves in the order of addresses and in whole pieces, which are driver handles: of up to 1 GiB, if a resume has put
+    neighbours behind one (configure(shared_handle=)). A piece that is larger than the rest of `max_bytes` is passed
     over. Free segments that torch caches move as well: call `trim` first. Launch nothing that touches the tags
     meanwhile.
 
@@ -59,14 +59,14 @@ def demote(*tags: Tags, max_bytes: int | str | None = None, missing_ok: bool = F
         missing_ok: skip tags that no region ever named.
 
     Returns:
-        A Report: `bytes` is the device memory that is free now; `saver.tags()` shows what is on the host.
+        A Report: `bytes` is the device memory that is free now; `saver.tags()` shows the memory on the host.
 
     Raises:
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag, a tag whose region is open, a capture under way. Nothing moved.
         StoreError: the host has too little memory for all of it. Nothing moved.
-        DriverError: a driver call failed. Every byte is safe; demote again goes on, and resume brings back what a tag
-            that is partial lacks.
+        DriverError: a driver call failed. Every byte is safe; demote again goes on, and resume brings back memory that
+            a tag that is partial lacks.
     """
     names = check_tags(tags)
     check_flag(missing_ok, "missing_ok")

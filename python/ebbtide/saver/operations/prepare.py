@@ -46,7 +46,7 @@ class Preparation:
         return self._thread is None or not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the copying of `copy=True` after its present step, mostly within milliseconds; what was copied stays.
+        """Ends the copying of `copy=True` after its present step, mostly within milliseconds; copied blocks stay.
         Taking memory alone can't be stopped.
         """
         if self._copying is not None:
@@ -94,7 +94,7 @@ def prepare(*tags: Tags, copy: bool = False, wait: Literal[False], missing_ok: b
 def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool = False) -> Report | Preparation:
     """Takes the memory (or disk space) that backups of `tags` will need, so that the next pause need not wait for it:
     making host memory takes longer than copying into it. With copy=True it also copies the bytes, so that the next
-    pause copies only what has changed since.
+    pause copies only the blocks that changed since.
 
     Allocations that have such memory already, have no backup, or are paused are left alone. The memory counts as held
     until the next resume of the tags, or until their tensors are gone.
@@ -102,12 +102,12 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
     Copies are made while the tensors are in use: kernels may read and write them. With wait=False a thread makes them
     in short steps, with rests between them, and the program's own copies go first. A pause or a capture that comes
     meanwhile waits for the present step: some milliseconds, or as long as a whole backup takes to pin, where the step
-    begins a pinned one. A pause takes over what is copied, and copies the rest. Memory that is freed meanwhile goes
+    begins a pinned one. A pause takes over the copied blocks, and copies the rest. Memory that is freed meanwhile goes
     back at the end of the step; an allocation that needs it waits for that.
 
-    Where a pause or a spill would else be refused for want of host memory, the copies of other tags are given up. Left
-    out is what `backup_of` shows to somebody. Where a resume retained a backup, blocks that are copied anew are no
-    longer what `backup_of` shows of the last pause. `tags()` shows how much is `ahead`.
+    Where a pause or a spill would else be refused for want of host memory, the copies of other tags are given up.
+    Blocks of which `backup_of` gave a view are skipped. Where a resume retained a backup, `backup_of` shows blocks that
+    are copied anew no longer as of the last pause. `tags()` shows how much is `ahead`.
 
         saver.prepare("weights", copy=True, wait=False)
 
@@ -118,14 +118,14 @@ def prepare(*tags: Tags, copy: bool = False, wait: bool = True, missing_ok: bool
         missing_ok: skip tags that no region ever named.
 
     Returns:
-        A Report: `bytes` is the memory made ready; with copy=True what the backups hold now, `copied` of it new. Its
+        A Report: `bytes` is the memory made ready; with copy=True the content of the backups, `copied` of it new. Its
         `note` says where a pause could make no use of copies. With wait=False a Preparation, whose `wait` gives the
         Report.
 
     Raises:
         TypeError, ValueError: malformed arguments.
         StateError: an unknown tag; with wait=True, a capture under way.
-        StoreError: the host (or the disk) has too little room; nothing was taken, or what was copied stays. With
+        StoreError: the host (or the disk) has too little room; nothing was taken, or copied blocks stay. With
             wait=False in `wait`.
         DriverError: memory could not be pinned, or a copy failed. With wait=False in `wait`.
     """

@@ -25,7 +25,7 @@ def stats() -> dict[str, int]:
 
         print(saver.stats()["host_held_bytes"])
 
-    `device_bytes` counts what the tags have on the device. It leaves out tensors that died behind a handle that others
+    `device_bytes` counts the tags' memory on the device. It leaves out tensors that died behind a handle that others
     share (see `configure(shared_handle=)`), although the device lacks that memory until the next pause.
     """
     if driver_choice.is_off():
@@ -66,7 +66,7 @@ def is_paused(tag: str) -> bool:
 
 
 def timeline() -> list[Event]:
-    """The newest 1,024 events, oldest first: pauses, resumes and their like, and what failed. Empty where ebbtide is
+    """The newest 1,024 events, oldest first: pauses, resumes and other operations, and failures. Empty where ebbtide is
     off."""
     if driver_choice.is_off():
         return []
@@ -92,7 +92,7 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
             either way.
         retained: True also shows the backup of a resident tensor, if a resume retained it (`retain=True`, or a pinned
             backup): its bytes as they were when it was paused last, at the same address as then (of a tensor that was
-            made or adopted since: those of what lay there before). Such a view does not keep a resume from retaining
+            made or adopted since: those of the earlier content). Such a view does not keep a resume from retaining
             the backup, and the next pause refreshes its bytes where they are. While that pause runs they are of no
             use. If it is told another kind of backup, or if an ordinary view lives as well, it makes another backup,
             and this view stays with the old one. A write into the view of a resident tensor reaches nothing: the next
@@ -155,7 +155,7 @@ def where(tensor: "torch.Tensor") -> Whereabouts:
 
 
 def order(things: Any) -> Order:
-    """Finds out once what `resume(order=)` and `Pending.stream_wait(tensors=)` would find out each time, for programs
+    """Looks up once the addresses that `resume(order=)` and `Pending.stream_wait(tensors=)` need, for programs
     that wake up often: about a millisecond for 290 tensors.
 
         first = saver.order(model)

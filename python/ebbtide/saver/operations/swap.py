@@ -32,14 +32,14 @@ def swap(
         saver.swap(pause="weights", resume="kv_cache")
 
     Device memory stays within the larger of the two sides plus 256 MiB (or the largest chunk that comes back), host
-    memory within what both need. The hooks of `on` run as for a pause and a resume. Memory that changes hands is
+    memory within the need of both. The hooks of `on` run as for a pause and a resume. Memory that changes hands is
     cleared first where its new owner had no backup.
 
     Args:
         pause: a tag, or a list of tags, that leave, or a dict of each of them to its backup; as in `pause`.
         resume: a tag, or a list of tags, that come back; as in `resume`. No tag may be on both sides.
-        backup: as in `pause`, for what leaves.
-        retain: as in `resume`, for what comes back.
+        backup: as in `pause`, for the leaving tags.
+        retain: as in `resume`, for the returning tags.
         missing_ok: skip tags that no region ever named.
 
     Returns:
@@ -48,7 +48,7 @@ def swap(
     Raises:
         TypeError, ValueError: malformed arguments; a tag on both sides; no tag on one; a dict beside `backup`.
         StateError: an unknown tag, a tag to pause whose region is open, a capture under way. Nothing moved.
-        OutOfMemoryError, StoreError: the device (also after what torch has cached was given back, as in `resume`) or
+        OutOfMemoryError, StoreError: the device (also after torch's cached memory was given back, as in `resume`) or
             the host has too little room. Nothing moved, unless another program took the room midway: then as after a
             DriverError.
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume of either side

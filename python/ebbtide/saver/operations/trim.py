@@ -11,7 +11,7 @@ from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.state.known_tags import allocations_of
 from ebbtide.saver.telling.log_lines import log_report
 from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
-from ebbtide.saver.values.reports import Moved, Report
+from ebbtide.saver.values.reports import Report, ReportRow
 
 
 def trim(*tags: Tags, missing_ok: bool = False) -> Report:
@@ -53,7 +53,7 @@ def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:
     """`trim`, for callers inside ebbtide, which hold locks: it logs nothing."""
     chosen = _core.preview("trim", names, missing_ok)
     gone = spilled.release_dissolved(chosen)
-    freed = [Moved(info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone]
+    freed = [ReportRow(info.tag, info.device, info.resident_bytes - info.host_bytes) for info in gone]
     with registry.withheld(chosen) as withheld:
         report = _trim(names, withheld)
     return Report.joined(

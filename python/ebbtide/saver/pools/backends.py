@@ -37,7 +37,7 @@ class PoolBackend(Protocol):
     def segments_of(self, pools: Sequence[Any]) -> Sequence[Sequence[Segment] | None]:
         """The segments of each of these pools; None where this torch cannot list them.
 
-        The format of what torch returns is not stable: this raises whatever reading it raises.
+        The format of torch's answer is not stable: this raises any error of reading it.
         """
 
     def used_blocks(self, pools: Sequence[Any]) -> Sequence[UsedBlock]:
@@ -71,10 +71,10 @@ class PoolBackend(Protocol):
 
 
 class PoolUse(NamedTuple):
-    """What begins a use of torch's allocator and what ends it: built-in functions, so that no interrupt comes between.
+    """The calls that begin and end a use of torch's allocator: built-in functions, so that no interrupt comes between.
 
-    `enter(*arguments)` begins it. Each of `leave` is called at the end, with the same arguments, or with what `enter`
-    returned; the first that fails is the last. What `enter` returned lives as long as the use does. Any thread may end
+    `enter(*arguments)` begins it. Each of `leave` is called at the end, with the same arguments, or with `enter`'s
+    result; the first that fails is the last. The result lives as long as the use does. Any thread may end
     it.
     """
 
@@ -88,7 +88,7 @@ class Separation(NamedTuple):
     """Ordinary memory of which nothing is from torch's cache.
 
     The uses may begin and end several times. After the calls of `ends`, built-in functions with their arguments, torch
-    frees what is free of it at the next flush.
+    frees its free segments at the next flush.
     """
 
     uses: Sequence[PoolUse]

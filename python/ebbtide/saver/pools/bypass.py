@@ -285,8 +285,8 @@ def _check_threads() -> None:
     if others:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         raise StateError(
-            f"thread {names.get(others[0], others[0])!r} is in a region, and while the program's own tag leaves, what "
-            "it allocates there would lose its tag: leave the region first, and enter it again after the pause"
+            f"thread {names.get(others[0], others[0])!r} is in a region, and while the program's own tag leaves, its "
+            "allocations there would lose their tag: leave the region first, and enter it again after the pause"
         )
 
 

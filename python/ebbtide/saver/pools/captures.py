@@ -4,10 +4,10 @@ Synchronising a context breaks every capture under way in it, in any thread and 
 synchronises. So torch's `CUDAGraph` tells the core when a capture begins and ends. An operation in between raises a
 StateError and the capture stays whole. Captures that other libraries make without torch are not detected.
 
-When a capture fails, torch's allocator does not notice that it is over, and would never again free what it caches.
+When a capture fails, torch's allocator does not notice that it is over, and would never again free its cache.
 ebbtide tells it.
 
-During a capture the thread is outside all regions: what a graph captures belongs to the graph's pool, and at the first
+During a capture the thread is outside all regions: captured allocations belong to the graph's pool, and at the first
 capture torch's random generators allocate state that lives as long as they do.
 """
 

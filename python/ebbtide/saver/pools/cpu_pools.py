@@ -41,7 +41,7 @@ class CpuPools:
         ]
 
     def used_blocks(self, pools: Sequence[int]) -> Sequence[UsedBlock]:
-        """See PoolBackend. Where a block was made is not recorded."""
+        """See PoolBackend. torch does not record where a block was made."""
         return [
             UsedBlock(address + offset, length)
             for pool in pools

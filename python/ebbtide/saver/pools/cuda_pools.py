@@ -1,6 +1,6 @@
 """Pools on a GPU: `torch.cuda.MemPool` over the entry points of one slot each.
 
-How torch behaves, and what this file does about it. Read in torch 2.6 to 2.13 and measured on 2.11; tests hold the
+torch's behaviour, and this file's answers. Read in torch 2.6 to 2.13 and measured on 2.11; tests hold the
 names and their arguments up to 2.15.
 
 - A pool that dies while another one is open, or after a failed capture, ends the process from a destructor. If it was
@@ -66,7 +66,7 @@ class CudaPool:
         self.device = device
 
     def activation(self) -> Sequence[PoolUse]:
-        """Before torch 2.8: what makes this the thread's active pool, for as long as it lives."""
+        """Before torch 2.8: the object that makes this the thread's active pool, for as long as it lives."""
         context = getattr(torch._C, "_MemPoolContext", None)  # torch.cuda's is a class of Python
         return () if context is None else (PoolUse(context, (self.mem_pool,), ()),)
 

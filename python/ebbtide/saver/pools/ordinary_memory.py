@@ -1,4 +1,4 @@
-"""Frames: what a `with` opens in its thread, and the frame that gives ordinary memory.
+"""Frames, which a `with` opens in its thread, and the frame that gives ordinary memory.
 
 Everything here prepares a `_core.Frame` and may be interrupted anywhere. C closes the frame if the preparation fails,
 and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).

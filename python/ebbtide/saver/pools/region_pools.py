@@ -40,7 +40,7 @@ class PoolKey(NamedTuple):
 
 @dataclass(eq=False)
 class RegionPool:
-    """A pool, and what decides whether it may be entered."""
+    """A pool, and the facts that decide whether it may be entered."""
 
     handle: Any  # the pool itself, as the backend knows it
     device: int

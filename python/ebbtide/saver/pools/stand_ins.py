@@ -1,4 +1,4 @@
-"""Pools of ours that stand in for a pool that the caller named, and what torch answers about the caller's.
+"""Pools of ours that stand in for a pool that the caller named, and torch's answers about the caller's.
 
 A capture in the place of the caller's pool goes into one of ours, whose id the caller does not know. So from the first
 such capture on, torch's functions that take the id of a pool are wrapped:

@@ -1,8 +1,8 @@
-"""What a program can do where torch is out of memory while tags cache memory that nothing uses.
+"""Advice for a program where torch is out of memory while tags cache unused memory.
 
 torch takes no memory of other pools. While it looks for memory it holds its lock, and its observers of out-of-memory
 need the GIL, which a thread of autograd must not wait for. So the advice is made where the error is shown: nothing is
-added to what torch does, and `args` stay as they are.
+added to torch's behaviour, and `args` stay as they are.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _MOST_TAGS = 3  # that are named
 
 
 def install() -> None:
-    """From now on the text of a torch.OutOfMemoryError has what `saver.trim` would give back, if there is any."""
+    """From now on the text of a torch.OutOfMemoryError says how much `saver.trim` would give back, if any."""
     import torch
 
     kind: Any = torch.OutOfMemoryError
@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def cached_bytes() -> dict[str, int]:
-    """What `saver.trim` would give back, in bytes of device memory by tag, the most first."""
+    """The bytes of device memory that `saver.trim` would give back, by tag, the most first."""
     if captures.is_capturing():
         return {}
     seen = look_at([pool for _, pool in registry.idle() if not pool.is_captured])
@@ -48,7 +48,7 @@ def _explain(error: RuntimeError) -> str:
     try:
         found = cached_bytes()
     except Exception as problem:  # torch's own text is the one to show
-        logs.logger.debug("what tags cache is not known: %r", problem)
+        logs.logger.debug("the cached memory of tags is not known: %r", problem)
         return text
     return " ".join(filter(None, (text, _sentence(found)))) if found else text
 

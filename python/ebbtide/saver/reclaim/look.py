@@ -1,7 +1,7 @@
-"""What torch calls free in the pools of tags that are to move: neither its bytes nor its memory need to.
+"""The free blocks, by torch, in the pools of tags that are to move: neither their bytes nor their memory need to.
 
-- A pause and a resume copy no free blocks. The core ignores what was free as of a lease if a newer one was opened
-  since.
+- A pause and a resume copy no free blocks. The core ignores blocks that were free as of a lease if a newer one was
+  opened since.
 - A segment that became wholly free while it was away held tensors that died. It is trimmed: its backup is deleted and a
   resume claims no memory for it. Its memory comes back, as zeros, when its pool is leased again.
 - A segment that was free already when it left is torch's cache. It has no backup, and a resume brings it back, as
@@ -9,7 +9,7 @@
 - No thread enters a pool whose memory is away. Where something is dead, the pools are looked at again while no thread
   can lease them, and trimmed.
 - Pools that a capture may have allocated from are never looked at: a replay uses blocks that torch calls free.
-- With `skip_unused=False` nothing is looked at: the caller does not want to rely on what torch calls free.
+- With `skip_unused=False` nothing is looked at: the caller does not want to rely on torch's free blocks.
 - This only saves work and memory. If anything goes wrong here, more is copied and kept.
 """
 
@@ -31,11 +31,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Look:
-    """What torch says of the pools of some tags (none: all), asked once for one operation.
+    """torch's report of the pools of some tags (none: all), read once for one operation.
 
     It is valid as of one lease: the number of the newest lease is read first, then which tags have an open one, and
-    torch last. Only a leaseholder allocates free blocks, so what was free is free as long as no newer lease was opened
-    and no tag has an open one.
+    torch last. Only a leaseholder allocates free blocks, so a free block stays free as long as no newer lease was
+    opened and no tag has an open one.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class Look:
         Args:
             also_cached: include segments that were free already when they left.
         """
-        away = {tag for tag, i in self._infos.items() if i.stored_bytes or i.dropped_bytes or i.left_bytes}
+        away = {tag for tag, i in self._infos.items() if i.stored_bytes or i.dropped_bytes or i.paused_host_bytes}
         pools = [(key, pool) for key, pool in self._pools if key.tag in away]
         if not self._may_ask or not pools:
             return False
@@ -71,7 +71,7 @@ class Look:
                     spilled.trim_pools([tag], {pool: dead})
                     is_any = True
         except (Error, RuntimeError) as error:  # torch's own are RuntimeErrors
-            _logger.debug("what died while it was paused stays where it is: %r", error)
+            _logger.debug("memory that died while it was paused stays: %r", error)
         return is_any
 
     def _dead(
@@ -93,11 +93,11 @@ class Look:
                 yield key.tag, pool, dead
 
     def unused(self, leaving: PauseRequest | None, returning: Sequence[str] | None = None) -> tuple[list[Range], int]:
-        """The unused ranges of what leaves or returns with a backup, sorted and disjoint, and the lease as of which
+        """The unused ranges that leave or return with a backup, sorted and disjoint, and the lease as of which
         they are valid. Records which segments leave as torch's cache.
 
         Args:
-            leaving: what leaves; None: nothing.
+            leaving: the pause; None: nothing leaves.
             returning: the tags that come back (an empty list: all); None: none.
         """
 
@@ -108,7 +108,7 @@ class Look:
             return (is_kept and info.resident_bytes > 0) or (is_stored and info.stored_bytes > 0)
 
         if not self._may_ask:
-            if leaving is not None:  # what an earlier pause saw must not be taken for this one's
+            if leaving is not None:  # the ranges of an earlier pause must not be taken for this one's
                 for _, pool in self._pools:
                     pool.cached.clear()
             return [], 0

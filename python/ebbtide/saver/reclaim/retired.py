@@ -1,4 +1,4 @@
-"""Pools that are given up while their tag is in use, so that torch can free what dies in them.
+"""Pools that are given up while their tag is in use, so that torch can free dead memory in them.
 
 torch frees nothing of a pool that may still be entered. In a pool that no thread enters any more it frees the segments
 that are free now, and later ones at each flush and whenever the device is short of memory.
@@ -15,7 +15,7 @@ from ebbtide.saver.state.known_tags import allocations_of
 
 
 def retire(tags: Sequence[str], *, only_with_free_segments: bool = False) -> "list[_core.AllocationInfo]":
-    """Dissolves the idle pools of these tags that hold memory, and frees what is free in them. The next region of such
+    """Dissolves the idle pools of these tags that hold memory, and frees their free segments. The next region of such
     a tag makes a pool.
 
     Does nothing during a capture, and to pools that a capture may have allocated from. A torch that can't dissolve a
@@ -41,6 +41,6 @@ def _dissolve(withheld: Sequence[tuple[PoolKey, RegionPool]], resident: set[int]
     for key, pool in withheld:
         free = free_in(seen[pool])
         if free or (seen[pool] and not only_with_free):
-            # What shares a driver handle with living memory would keep its own, however torch frees it.
+            # A segment that shares a driver handle with living memory would keep its own, however torch frees it.
             spilled.try_to_trim(key.tag, pool, free & resident)
             spilled.dissolve_pool(pool)

@@ -2,7 +2,7 @@
 
 - If the device has room for a free segment, its host memory is released. The segment comes back on the device when its
   pool is leased again.
-- If the device has no room, the pool's own free segments may be what fills it, and torch frees none of them while the
+- If the device has no room, the pool's own free segments may fill it, and torch frees none of them while the
   pool can be entered. So the pool is dissolved: no thread enters it any more, and its free segments are freed now, the
   others when they become free. The next lease makes a fresh pool, which prefers the device.
 - The same holds for free segments that were trimmed: they would come back on the host with the next lease.
@@ -45,7 +45,7 @@ def prefer_device(tag: str) -> None:
 def _prefer_device(
     tag: str, withheld: Sequence[tuple[PoolKey, RegionPool]], slow: "Mapping[int, _core.AllocationInfo]"
 ) -> None:
-    """slow: what lies on the host or was trimmed, by address."""
+    """slow: allocations on the host or trimmed ones, by address."""
     room = {info.device: _core.query_device(info.device).room_bytes for info in slow.values()}
     for pool, segments in look_at([pool for key, pool in withheld if key.overflow != NO_OVERFLOW_CODE]).items():
         found = [slow[address] for address in free_in(segments) if address in slow]
@@ -58,7 +58,7 @@ def _prefer_device(
 
 
 def dissolve(tag: str, backup: int) -> None:
-    """Ends the idle pools of this tag and backup, a core code: torch frees what is free in them now, and the rest at
+    """Ends the idle pools of this tag and backup, a core code: torch frees their free segments now, and the rest at
     the first flush after it became free. Nothing happens to pools that a capture has marked, and before torch 2.10."""
     with registry.withheld([tag]) as withheld:
         for _, pool in filter(lambda each: each[0].backup == backup, withheld):
@@ -67,7 +67,7 @@ def dissolve(tag: str, backup: int) -> None:
 
 
 def release_dissolved(tags: Collection[str]) -> "list[_core.AllocationInfo]":
-    """Frees what is free by now in dissolved pools of these tags; returns the allocations that went."""
+    """Frees the free segments in dissolved pools of these tags; returns the allocations that went."""
     backend = backends.existing_backend()
     dissolved = registry.dissolved(tags)
     if backend is None or not dissolved:

@@ -14,13 +14,13 @@ _T = TypeVar("_T")
 _FIRST_WAIT_SECONDS = 0.01
 _LONGEST_WAIT_SECONDS = 0.25
 
-# Who else can make room for a claim that failed with this error, once what is cached has gone; each says whether it
+# Others that can make room for a claim that failed with this error, once the caches have gone; each says whether it
 # tried.
 makers_of_room: list[Callable[[OutOfMemoryError], bool]] = []
 
 
 def empty() -> bool:
-    """Frees what torch has cached outside regions. Returns whether torch uses the GPUs that regions cover."""
+    """Frees torch's cached memory outside regions. Returns whether torch uses the GPUs that regions cover."""
     torch = driver_choice.torch_on_gpu()
     if torch is None or captures.is_capturing():
         return False
@@ -31,11 +31,11 @@ def empty() -> bool:
 
 
 def give_back() -> bool:
-    """Frees what torch has cached and nothing uses: outside regions and, unless the caller does not rely on what torch
+    """Frees torch's unused cached memory: outside regions and, unless the caller does not rely on what torch
     calls free (`skip_unused`), wholly free segments in the pools of all tags (from torch 2.9 on). Returns whether that
     may have made room.
 
-    While any thread is in a region, torch frees nothing of what it has cached outside of them.
+    While any thread is in a region, torch frees none of its cached memory outside of them.
     """
     is_flushed = empty()
     if _core.get_setting("skip_unused") == b"0":

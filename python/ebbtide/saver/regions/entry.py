@@ -1,4 +1,4 @@
-"""What a region prepares before it is entered.
+"""The preparation of a region before it is entered.
 
 Everything here prepares a `_core.Frame`, which owns its leases, and may be interrupted anywhere. C closes the frame if
 the preparation fails, and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).
@@ -37,10 +37,10 @@ def prepare_region(
     """Fills the frame with a lease on the tag and a pool of it for each device; False where ebbtide is off.
 
     Args:
-        holder: what errors call the holder of the lease; None: this thread.
+        holder: the name of the lease's holder in errors; None: this thread.
 
     Raises:
-        StateError: this process is a forked child; also what `startup.backend` raises.
+        StateError: this process is a forked child; also errors of `startup.backend`.
         OutOfMemoryError: the trimmed memory of the pools does not fit on the device.
         StoreError: nor on the host, where some of it lay.
     """

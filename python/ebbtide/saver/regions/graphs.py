@@ -121,7 +121,7 @@ class GraphCapture(DecoratingScope):
         return ours
 
     def _close(self) -> Exception | None:
-        """Runs torch's own end once. If an interrupt cut it short, runs what is left of it."""
+        """Runs torch's own end once. If an interrupt cut it short, runs the rest of it."""
         failure: Exception | None = None
         if self._tagging is not None:
             self._tagging.close()

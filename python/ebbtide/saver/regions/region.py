@@ -61,7 +61,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
         def inside(*args: _P.args, **kwargs: _P.kwargs) -> Generator[Any, Any, Any]:
             generator = function(*args, **kwargs)
             call: Callable[[Any], Any] = generator.send
-            passed: list[Any] = [None]  # what comes and goes lives no longer than without the decorator
+            passed: list[Any] = [None]  # passed objects live no longer than without the decorator
             while True:
                 try:
                     with self:
@@ -82,7 +82,7 @@ class _AllocationScope(ordinary_memory.FrameScope):
         return inside
 
     def _end(self, generator: Generator[Any, Any, Any]) -> None:
-        """Closes a decorated generator, inside where that is possible. Where it is not (no room for what was trimmed, a
+        """Closes a decorated generator, inside where that is possible. Where it is not (no room for trimmed memory, a
         forked child), its `finally` blocks run outside: a collected generator's error would be lost."""
         is_inside = False
         try:
@@ -137,7 +137,7 @@ class Region(_AllocationScope):
 
 
 def _warn_of_another_policy(tag: str) -> None:
-    """For a region without arguments, the first of its tag: what another region of the tag has is easily taken for the
+    """For a region without arguments, the first of its tag: another region's arguments are easily taken for the
     tag's own."""
     others = registry.policies(tag)
     if not others or any(key.backup == _RAM and not key.retain and key.overflow == NO_OVERFLOW_CODE for key in others):
@@ -159,7 +159,7 @@ class Disabled(_AllocationScope):
     """The context manager that `saver.disabled` returns."""
 
     def _prepare(self, frame: "_core.Frame") -> bool:
-        # What torch has cached in a pauseable program is tagged.
+        # torch's cached memory in a pauseable program is tagged.
         if program.own() is not None:
             return _prepare_separate(frame)
         frame.leave_thread_untagged()
@@ -188,7 +188,7 @@ def _prepare_separate(frame: "_core.Frame") -> bool:
 
 
 class Tagged(_AllocationScope):
-    """In a preloaded program, what torch allocates in this thread outside our pools gets the tag. `backup` is a core
+    """In a preloaded program, torch's allocations of this thread outside our pools get the tag. `backup` is a core
     code."""
 
     def __init__(self, tag: str, backup: int) -> None:
@@ -200,7 +200,7 @@ class Tagged(_AllocationScope):
 
 
 def prepare_tagged(frame: "_core.Frame", tag: str, backup: int) -> None:
-    """Fills the frame with what `Tagged` is."""
+    """Fills the frame for `Tagged`."""
     frame.task = ordinary_memory.running_task()
     frame.beats_all = True  # without pools of its own it leaves the outer ones as they are
     frame.tag_thread(tag, backup, False)
@@ -220,14 +220,14 @@ def region(
     retain: bool = False,
     overflow: OverflowName | None = None,
 ) -> Region:
-    """Tags what torch allocates inside with `tag`, so that it can be paused.
+    """Tags torch's allocations inside with `tag`, so that they can be paused.
 
         with saver.region("weights"):
             model = torch.nn.Linear(64, 64).to(saver.device)
 
     A context manager and a decorator. It may be nested (the inner region wins), entered again, and entered by several
     threads at once. It covers every device that the process sees. Tensors may outlive it. Don't `await` or `yield`
-    inside: the thread stays in the region, and what others allocate there meanwhile gets its tag.
+    inside: the thread stays in the region, and allocations of others there meanwhile get its tag.
 
     Args:
         tag: 1 to 255 bytes of UTF-8 without '*', '/' and control characters.
@@ -241,7 +241,7 @@ def region(
             first.
         retain: True keeps the backup's memory (or file) and content at resume. The next pause then needs no new
             memory, and copies only blocks that have changed.
-        overflow: what happens when the device has too little room. None raises an OutOfMemoryError. "split" puts the
+        overflow: the answer when the device has too little room. None raises an OutOfMemoryError. "split" puts the
             beginning of an allocation on the device and the rest in host memory, which the device reads over the bus,
             behind one contiguous address. "whole" puts allocations larger than a share of the free memory
             (`configure(whole_fraction=)`) into host memory as a whole, and all others on the device.

@@ -1,4 +1,4 @@
-"""What this process has registered: known tags, hooks, a pauseable program.
+"""The registrations of this process: known tags, hooks, a pauseable program.
 
 Asks the core and remembers, but moves nothing. Imports `values`.
 """

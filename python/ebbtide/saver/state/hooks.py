@@ -82,7 +82,7 @@ def calls(event: str, tags: Iterable[str]) -> list[Call]:
 
 
 def run_all(left: list[Call], errors: list[Exception]) -> None:
-    """Runs each call once and removes it from the list. What they raise is added to `errors`.
+    """Runs each call once and removes it from the list. Their exceptions are added to `errors`.
 
     After an interrupt, the remaining calls are still in the list.
     """

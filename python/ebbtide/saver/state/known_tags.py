@@ -1,4 +1,4 @@
-"""What the core knows of some tags. The cost does not depend on how many other tags there are."""
+"""The core's state of some tags. The cost does not depend on how many other tags there are."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def allocations_of(names: Sequence[str]) -> "list[_core.AllocationInfo]":
 
 def has_memory_away(info: "_core.TagInfo") -> bool:
     """Whether a resume would move any of the tag's memory."""
-    return info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.left_bytes > 0
+    return info.stored_bytes + info.dropped_bytes + info.detached_bytes + info.paused_host_bytes > 0
 
 
 def check_known(names: Sequence[str]) -> None:

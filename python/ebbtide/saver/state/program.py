@@ -1,6 +1,6 @@
 """The program of `ebbtide run --pauseable`, whose every allocation by torch has one tag.
 
-The preload library tags what the program allocates on a device, before Python starts and outside of it. This module
+The preload library tags the program's allocations on a device, before Python starts and outside of it. This module
 tells the saver which tag and which backup that is.
 """
 
@@ -17,7 +17,7 @@ class Program:
     backup: int
 
 
-# What the preload library does in threads that have no policy of their own. It decides once, when it is loaded.
+# The preload library's policy in threads that have none of their own. It decides once, when it is loaded.
 _tagging, _tag, _backup = _core.program_policy()
 _has_hooks = _tagging != _core.TAGGING_UNSET
 _own = Program(_tag, _backup) if _tagging == _core.TAGGING_ON else None

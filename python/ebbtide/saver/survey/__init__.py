@@ -1,4 +1,4 @@
-"""What lies in a tag, what keeps it there, and what lies outside. Moves nothing.
+"""The memory in a tag, its holders, and the memory outside. Moves nothing.
 
 Imports `values`, `state`, `tensors`, `pools` and `regions`.
 """

@@ -1,4 +1,4 @@
-"""What lies in a tag: `saver.survivors`, and why the last pause copied what it copied: `saver.explain`."""
+"""The memory in a tag: `saver.survivors`, and why the last pause copied it: `saver.explain`."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 Block = tuple[int, int, str]  # address, bytes, verdict
 _COPIED = ("changed", "copied", "uncompared")
-_FIELDS = ("changed", "clean", "unused", "constant", "uncompared", "dropped", "left")  # by verdict
+_FIELDS = ("changed", "clean", "unused", "constant", "uncompared", "dropped", "on_host")  # by verdict
 
 
 def explain(tag: str) -> Explanation:
-    """Why the last pause of `tag` copied as much as it did, and which tensors lie in what it copied.
+    """Why the last pause of `tag` copied as much as it did, and which tensors lie in the copied blocks.
 
         saver.pause("weights")
         print(saver.explain("weights"))
 
-    It may be asked while the tag is paused and until it is paused again. What was away already when the tag was last
-    paused counts as in the pause that took it away. What has died since is not listed, nor what a trim gave back. The
-    names are those of what lies in the blocks now: ask before the resume, after which a tensor may be made in memory
-    that another has left. It looks at every object of the process, which takes some tenths of a second for each million
-    of them, and costs nothing where it is not asked.
+    It may be asked while the tag is paused and until it is paused again. Memory that was away already when the tag was
+    last paused counts as in the pause that took it away. Memory that has died or was trimmed since is not listed. The
+    names are those of the present tensors in the blocks: ask before the resume, after which a tensor may be made in
+    memory that another has left. It looks at every object of the process, which takes some tenths of a second for each
+    million of them, and costs nothing where it is not asked.
 
     Returns:
         An Explanation. All its numbers are 0 if the tag was never paused.
@@ -105,12 +105,12 @@ def _name(group: "Sequence[torch.Tensor]", holders: living.Holders) -> str:
 
 
 def survivors(tag: str) -> Survivors:
-    """What still lies in `tag`, paused or not: for the question why its memory does not become less.
+    """The memory still in `tag`, paused or not: for the question why it does not become less.
 
         print(saver.survivors("weights"))
 
-    Each row is a storage with the tensors that use it, or a block that no Python object shows: what a graph saved for
-    backward, a library's workspace, a result of a captured graph. The rows keep nothing alive.
+    Each row is a storage with the tensors that use it, or a block that no Python object shows: memory that a graph
+    saved for backward, a library's workspace, a result of a captured graph. The rows keep nothing alive.
 
     Looks at every object of the process, which takes about a second for each million of them.
 

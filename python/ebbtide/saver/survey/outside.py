@@ -25,11 +25,11 @@ def outside(*objects: Any, tag: str | None = None) -> Outside:
     Args:
         objects: as in `adopt`: tensors, modules (parameters, buffers, gradients), optimizers (states, groups),
             mappings, sequences, sets and dataclasses of these.
-        tag: what lies in other tags is outside as well, with its tag. None: only what lies in no tag.
+        tag: memory of other tags is outside as well, with its tag. None: only memory of no tag.
 
     Returns:
-        An Outside, which is false if nothing lies outside. Its `passed_by` names what it did not look into, such as the
-        objects of other classes in `locals()`. It leaves out what is not device memory: tensors on the CPU
+        An Outside, which is false if nothing lies outside. Its `passed_by` names objects that it did not look into,
+        such as those of other classes in `locals()`. It leaves out memory that is not the device's: tensors on the CPU
         (but for the simulated device, whose memory they are) and tensors without a storage. It is empty where ebbtide
         is off.
 

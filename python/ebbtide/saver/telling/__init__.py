@@ -1,1 +1,1 @@
-"""What operations tell of themselves: a log line when they are over, progress while they run."""
+"""The output of operations: a log line when they are over, progress while they run."""

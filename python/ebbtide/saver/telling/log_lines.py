@@ -11,7 +11,7 @@ _MOST_TAGS = 8
 
 
 def log_report(report: Report, asked: Sequence[str]) -> Report:
-    """Logs what an operation did: one line at INFO, and each tag and device at DEBUG. Returns the report.
+    """Logs the result of an operation: one line at INFO, and each tag and device at DEBUG. Returns the report.
 
     The line names the tags of which something moved, and else those that were asked for (none: every tag). Call it when
     the operation is over and no lock is held, because handlers are code of the program.
@@ -33,7 +33,7 @@ def log_swap(swap: Swap, leaving: Sequence[str], returning: Sequence[str]) -> Sw
 
 
 def log_adoption(adoption: Adoption) -> Adoption:
-    """Logs at INFO what moved into a tag, and at DEBUG what stayed where it was. Returns the adoption."""
+    """Logs at INFO the memory that moved into a tag, and at DEBUG the rest. Returns the adoption."""
     if logs.is_enabled():
         first, *others = str(adoption).splitlines()
         logs.log(logging.INFO, "%s", first + _rate(adoption.bytes, adoption.seconds))

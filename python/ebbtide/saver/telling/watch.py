@@ -135,10 +135,10 @@ class _Watch(_core.Scope):
 # By operation: how many bytes of a tag are where it moves them, and of how many.
 _COUNTS: "dict[str, Callable[[_core.TagInfo], tuple[int, int]]]" = {
     "pause": lambda info: (
-        info.stored_bytes + info.dropped_bytes + info.left_bytes,
+        info.stored_bytes + info.dropped_bytes + info.paused_host_bytes,
         info.size_bytes - info.trimmed_bytes,
     ),
-    "resume": lambda info: (info.resident_bytes - info.left_bytes, info.size_bytes - info.trimmed_bytes),
+    "resume": lambda info: (info.resident_bytes - info.paused_host_bytes, info.size_bytes - info.trimmed_bytes),
     "prepare": lambda info: (info.ahead_bytes, info.resident_bytes),
     "promote": lambda info: (info.resident_bytes - info.host_bytes, info.resident_bytes),
     "demote": lambda info: (info.host_bytes, info.resident_bytes),

@@ -1,4 +1,5 @@
-"""The memory of tensors: which tensors an object holds, which bytes they span, who else learns of their addresses.
+"""The memory of tensors: which tensors an object holds, which bytes they span, which other objects learn of their
+addresses.
 
 Knows nothing of pools and regions. Imports `values`.
 """

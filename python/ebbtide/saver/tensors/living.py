@@ -1,4 +1,4 @@
-"""The living tensors of this process and what holds them, among the objects that Python's collector tracks."""
+"""The living tensors of this process and their holders, among the objects that Python's collector tracks."""
 
 import gc
 import inspect
@@ -29,14 +29,14 @@ def living_objects(is_wanted: Callable[[type], bool], *hidden: Globals) -> list[
 
     Args:
         is_wanted: is asked once for each type of which an object lives.
-        hidden: the globals of modules whose running functions don't count as users of what they look at.
+        hidden: the globals of modules whose running functions don't count as users of their variables.
     """
     roots = _roots(hidden)
     return _core.living_objects([kind for kind in _core.living_types(roots) if is_wanted(kind)], roots)
 
 
 def holds_or_names_tensors(kind: type) -> bool:
-    """Whether objects of this type are what `living_tensors` and `Holders` read."""
+    """Whether `living_tensors` and `Holders` read objects of this type."""
     import torch
 
     kinds = kind.__mro__
@@ -46,7 +46,7 @@ def holds_or_names_tensors(kind: type) -> bool:
 
 
 def _roots(hidden: Sequence[Globals]) -> list[Any] | None:
-    """What leads to the objects that `gc.freeze` hides; None where it hides none. The collector does not traverse a
+    """The roots of the objects that `gc.freeze` hides; None where it hides none. The collector does not traverse a
     running frame, so the variables of each are among them."""
     if not gc.get_freeze_count():
         return None
@@ -58,7 +58,8 @@ def _running_variables(hidden: Sequence[Globals]) -> Iterator[tuple[FrameType, d
         names = frame.f_locals
         yield frame, dict(names)
         is_copy = isinstance(names, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        # Before Python 3.13 the frame keeps the copy, and so what the function deletes. A debugger writes it back.
+        # Before Python 3.13 the frame keeps the copy, with variables that the function deletes. A debugger writes it
+        # back.
         if is_copy and frame.f_trace is None and sys.gettrace() is None:
             names.clear()
 
@@ -104,7 +105,7 @@ def _with_owned(waiting: "list[torch.Tensor]") -> "list[torch.Tensor]":
 
 
 def ask(tensor: "torch.Tensor", name: str, otherwise: Any = None) -> Any:
-    """What torch.Tensor itself has under this name, called if it is a method; `otherwise` where torch raises an error.
+    """torch.Tensor's own attribute of this name, called if it is a method; `otherwise` where torch raises an error.
     A subclass may have one of its own, which is code of the program and may raise anything."""
     import torch
 
@@ -150,7 +151,7 @@ def dtype_of(tensor: "torch.Tensor") -> str:
 
 
 def describe(tensor: "torch.Tensor") -> str:
-    """Its type, shape and dtype: what it is called where nothing leads to it."""
+    """Its type, shape and dtype: its name where nothing leads to it."""
     shape = "(nested)" if ask(tensor, "is_nested", True) else str(list(shape_of(tensor)))
     return f"{type(tensor).__name__}{shape} {dtype_of(tensor)}"
 
@@ -193,7 +194,7 @@ def _is_plain(key: Any) -> bool:
 
 
 class Holders:
-    """Names that lead to tensors: attributes of modules, states of optimizers, variables, and else what kind of object
+    """Names that lead to tensors: attributes of modules, states of optimizers, variables, and else the kind of object
     refers to them."""
 
     def __init__(self, objects: Iterable[Any], *hidden: Globals) -> None:
@@ -232,7 +233,7 @@ class Holders:
                 waiting += [(name, part) for part in _parts_of(value) if id(part) not in self._names]
 
     def _read_variables(self, named: Iterable[tuple[str, str, Any]]) -> None:
-        """Names and what follows them, with values; and what lies in plain containers, and in containers in these."""
+        """Names with their suffixes and values, also of items of plain containers, and of containers in these."""
         waiting = [(name, end, value, 0) for name, end, value in named]
         while waiting:
             name, end, value, depth = waiting.pop()
@@ -300,7 +301,7 @@ class Holders:
 def storages(
     is_wanted: Callable[[int, int], bool], *hidden: Globals
 ) -> "tuple[dict[int, list[torch.Tensor]], Holders]":
-    """The living tensors by the address of their storage, and what holds them.
+    """The living tensors by the address of their storage, and their holders.
 
     Args:
         is_wanted: whether a storage is, by its address and bytes.

@@ -27,7 +27,7 @@ def range_of(tensor: "torch.Tensor") -> Range | None:
 
 
 def ranges_of(things: Any, caller: str) -> Sequence[tuple[int, Range]]:
-    """(device ordinal, range) of a tensor, of a module's parameters and buffers, or of what a list of these holds: in
+    """(device ordinal, range) of a tensor, of a module's parameters and buffers, or of a list of these: in
     their order, each once. A CPU tensor is on 0. Those of an Order, which may be in the list, are known.
 
     Raises:

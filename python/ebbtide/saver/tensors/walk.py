@@ -24,7 +24,7 @@ _SPARSE_PARTS = {
 
 
 class FoundTensor(NamedTuple):
-    """A tensor of a walk, and what it is: "parameter", "buffer", "gradient", "state" (of an optimizer) or "tensor".
+    """A tensor of a walk, and its kind: "parameter", "buffer", "gradient", "state" (of an optimizer) or "tensor".
     `owner` is the wrapper or the sparse tensor that it is a part of, else the tensor itself."""
 
     tensor: "torch.Tensor"
@@ -37,10 +37,10 @@ class TensorWalk:
 
     - A module gives its parameters, buffers (those that are not saved too) and gradients; an optimizer its state and
       its groups, which hold parameters.
-    - A wrapper (DTensor, a nested or a quantized tensor of torchao) gives what it wraps; a sparse tensor its indices
+    - A wrapper (DTensor, a nested or a quantized tensor of torchao) gives its content; a sparse tensor its indices
       and values.
-    - Anything else in a container is passed by; as an argument of its own it is refused. What might hold tensors is
-      noted: `passed_by` has the type of each, by how it was reached.
+    - Anything else in a container is passed by; as an argument of its own it is refused. An object that might hold
+      tensors is noted: `passed_by` has the type of each, by how it was reached.
     """
 
     def __init__(self, caller: str = "adopt", *, with_gradients: bool = True) -> None:
@@ -66,7 +66,7 @@ class TensorWalk:
             yield found.tensor
 
     def find(self, thing: Any) -> Iterator[FoundTensor]:
-        """The same, and what each of them is."""
+        """The same, each with its kind."""
         if not self._is_known(thing):
             raise TypeError(
                 f"{self._caller} takes tensors, modules, optimizers, and containers or dataclasses of them, "
@@ -159,7 +159,7 @@ def sparse_parts(tensor: "torch.Tensor") -> "list[torch.Tensor]":
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, object, Any]]:
-    """What an object holds, each with its kind, "" for that of the object, and its name there."""
+    """The content of an object, each with its kind, "" for that of the object, and its name there."""
     import torch
 
     if isinstance(thing, torch.nn.Module):
@@ -194,7 +194,7 @@ def _may_hold_tensors(thing: Any) -> bool:
         return bool(closes_over) or isinstance(thing, types.MethodType)
     if isinstance(thing, type | types.ModuleType | types.BuiltinFunctionType | Enum):
         return False
-    # Instances of Python classes, and what C made that refers to others: generators, iterators, partial().
+    # Instances of Python classes, and objects of C that refer to others: generators, iterators, partial().
     return hasattr(thing, "__dict__") or gc.is_tracked(thing)
 
 

@@ -1,4 +1,4 @@
-"""What callers may write and what they get back: tags, backups, reports, segments. Plain values, without state.
+"""Arguments of callers, and results: tags, backups, reports, segments. Plain values, without state.
 
 Imports nothing of the saver.
 """

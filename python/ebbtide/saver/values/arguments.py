@@ -23,7 +23,7 @@ AS_ALLOCATED_CODE: Final = -1
 class _AsAllocated(Enum):
     """The type of AS_ALLOCATED: each allocation's own policy decides."""
 
-    AS_ALLOCATED = "what each allocation's region said"
+    AS_ALLOCATED = "as each allocation's region said"
 
     def __repr__(self) -> str:
         return "AS_ALLOCATED"
@@ -117,7 +117,7 @@ def operation_backup_code(backup: object) -> int:
 
 
 class PauseRequest(NamedTuple):
-    """What a pause takes away, and with which backup.
+    """The tags that a pause takes away, and their backups.
 
     `code` stands for the tags that `own_codes` leaves out.
     """

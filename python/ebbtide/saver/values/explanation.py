@@ -1,4 +1,4 @@
-"""The result of `saver.explain`: why the last pause of a tag copied what it copied."""
+"""The result of `saver.explain`: why the last pause of a tag copied its blocks."""
 
 from dataclasses import dataclass
 
@@ -16,8 +16,8 @@ class CopiedTensor(Shown):
         print([tensor.name for tensor in saver.explain("weights").tensors])
 
     Attributes:
-        name: what leads to them ("MLP.fc.weight"), or their kind and shape where nothing does.
-        bytes: what the storage has in blocks that were copied.
+        name: the path to them ("MLP.fc.weight"), or their kind and shape where nothing does.
+        bytes: the storage's bytes in copied blocks.
         changed: the part of it in blocks that differed from the copy of an earlier pause.
         address: the storage's first byte.
     """
@@ -30,24 +30,24 @@ class CopiedTensor(Shown):
 
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """What the last pause did about each block of 2 MiB of a tag. Sizes are bytes.
+    """The decisions of the last pause about each block of 2 MiB of a tag. Sizes are bytes.
 
         print(saver.explain("weights").changed)
 
     Attributes:
         tag: the tag.
-        changed: blocks that were copied because they differed from what an earlier pause kept.
+        changed: blocks that were copied because they differed from the copy of an earlier pause.
         copied: blocks that were copied although they are not known to have changed: no earlier copy of them was kept,
-            or nobody compared them with it.
+            or they were not compared with it.
         clean, unused, constant: blocks that were not copied, as in a Report.
-        blocks: (address, bytes, "changed" or "copied") of what was copied, in the order of addresses.
-        tensors: what lies in those blocks now, most bytes first: after a resume also a tensor that was made since, in
+        blocks: (address, bytes, "changed" or "copied") of the copied ranges, in the order of addresses.
+        tensors: the present tensors in those blocks, most bytes first: after a resume also one that was made since, in
             memory that was free. One changed byte makes its whole block move, so of the tensors that share a changed
             block only one need have changed.
         unnamed: bytes of those blocks in which no Python object shows a tensor.
         uncompared: the part of `copied` of which there was an earlier copy.
-        dropped: what the pause took away without a backup.
-        left: what lay in host memory, and stayed there.
+        dropped: blocks that the pause took away without a backup.
+        on_host: blocks in host memory, which stayed there.
         was_paused: whether a pause ever took memory of the tag.
     """
 
@@ -62,7 +62,7 @@ class Explanation(Shown):
     unnamed: int
     uncompared: int = 0
     dropped: int = 0
-    left: int = 0
+    on_host: int = 0
     was_paused: bool = False
 
     def __str__(self) -> str:
@@ -71,10 +71,10 @@ class Explanation(Shown):
             "unused": self.unused,
             "constant": self.constant,
             "dropped without a backup": self.dropped,
-            "on the host": self.left,
+            "on the host": self.on_host,
         }
         if not (self.changed or self.copied or any(skipped.values())):
-            gone = "nothing is left of what the last pause took: it was freed, or given back by a trim"
+            gone = "nothing is left of the last pause's memory: it was freed, or given back by a trim"
             return f"{self.tag}: {gone if self.was_paused else 'not paused yet'}"
         left_out = ", ".join(f"{format_size(size)} {reason}" for reason, size in skipped.items() if size)
         lines = [
@@ -88,7 +88,7 @@ class Explanation(Shown):
                 f"  {format_size(unknown)} had no earlier copy: it is new in the tag, at the pause before it was not "
                 "in use or lay on the host, the backup was not kept (saver.region(retain=True) keeps it, "
                 "resume(retain=False) does not), it was of another kind (backup=) or made with skip_clean off, or "
-                "somebody looked at it (saver.backup_of)"
+                "there was a view of it (saver.backup_of)"
             )
         if self.uncompared:
             lines.append(
@@ -97,7 +97,7 @@ class Explanation(Shown):
                 "changed before each of the two pauses before"
             )
         if self.tensors:
-            lines.append("  what lies there now:")
+            lines.append("  in these blocks now:")
         for tensor in self.tensors[:_SHOWN]:
             changed = f", {format_size(tensor.changed)} in changed blocks" if tensor.changed else ""
             lines.append(f"    {format_size(tensor.bytes)} of {tensor.name}{changed}")
@@ -109,7 +109,7 @@ class Explanation(Shown):
         return "\n".join(lines)
 
     def _sharing(self) -> str:
-        """What to think of tensors that changed blocks have in common."""
+        """A note on tensors that share changed blocks."""
         sharing = sum(1 for tensor in self.tensors if tensor.changed)
         count = self.changed // _BLOCK_BYTES
         if sharing <= count:
@@ -117,5 +117,5 @@ class Explanation(Shown):
         blocks = "a block" if count == 1 else f"{count} blocks"
         return (
             f": {blocks} of {format_size(_BLOCK_BYTES)}, with {sharing} tensors. One changed byte moves its block, so "
-            "most of them need not have changed. Give what changes often a region of its own"
+            "most of them need not have changed. Give tensors that change often a region of their own"
         )

@@ -25,7 +25,7 @@ class OutsideTensor(Shown):
         print([row.name for row in saver.outside(model, optimizer).rows])
 
     Attributes:
-        name: what leads to it ("MLP.fc.weight", "the gradient of MLP.fc.weight", "AdamW exp_avg of MLP.fc.weight"), or
+        name: the path to it ("MLP.fc.weight", "the gradient of MLP.fc.weight", "AdamW exp_avg of MLP.fc.weight"), or
             its kind and shape where nothing does.
         kind: "parameter", "buffer", "gradient", "state" (of an optimizer) or "tensor".
         bytes: the size of the storage.
@@ -44,7 +44,7 @@ class OutsideTensor(Shown):
 
 @dataclass(frozen=True)
 class Outside(Shown):
-    """What lies outside a tag, or outside every tag: a sequence of `rows`, false if nothing does. Sizes are bytes.
+    """The memory outside a tag, or outside every tag: a sequence of `rows`, false if there is none. Sizes are bytes.
 
     For example:
 
@@ -52,11 +52,11 @@ class Outside(Shown):
 
     Attributes:
         tag: the tag that was asked for; None for every tag.
-        bytes: what lies outside. Tensors that share a storage count once.
-        inside: what lies in the tag, or in any tag.
+        bytes: memory outside. Tensors that share a storage count once.
+        inside: memory in the tag, or in any tag.
         by_kind: `bytes`, by the kind of tensor.
         rows: the storages outside, the largest first.
-        passed_by: what was in a container, may hold tensors, and was not looked into, as in an Adoption.
+        passed_by: objects in a container that may hold tensors and were not looked into, as in an Adoption.
     """
 
     tag: str | None

@@ -1,4 +1,4 @@
-"""How far an operation is: what callbacks of `saver.configure(progress=)` get."""
+"""The progress of an operation, for callbacks of `saver.configure(progress=)`."""
 
 from dataclasses import dataclass
 

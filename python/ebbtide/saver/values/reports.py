@@ -20,7 +20,7 @@ class Held(Shown):
 
     For example:
 
-        print(sum(held.bytes for held in saver.pause("weights").left))
+        print(sum(held.bytes for held in saver.pause("weights").remaining))
     """
 
     tag: str
@@ -29,8 +29,8 @@ class Held(Shown):
 
 
 @dataclass(frozen=True)
-class Moved(Shown):
-    """What an operation did with one tag on one device. The fields are those of a Report; sizes are bytes.
+class ReportRow(Shown):
+    """The result of an operation for one tag on one device. The fields are those of a Report; sizes are bytes.
 
     For example:
 
@@ -102,8 +102,8 @@ class Report(Shown):
         by_tag, by_device: `bytes`, by tag and by device ordinal.
         note: why a promotion stopped before everything was on the device, or nothing was copied ahead; else "".
         rows: the same numbers for each tag and device that moved.
-        left: the bytes that ebbtide still holds on devices afterwards, by tag and device. Empty after a trim that found
-            nothing to free, which asks the core for nothing.
+        remaining: the bytes that ebbtide still holds on devices afterwards, by tag and device. Empty after a trim that
+            found nothing to free.
     """
 
     kind: str
@@ -117,8 +117,8 @@ class Report(Shown):
     by_tag: _Lazy[dict[str, int]] = _Lazy(lambda report: _sum((row[0], row[2]) for row in report.rows), dict)
     by_device: _Lazy[dict[int, int]] = _Lazy(lambda report: _sum((row[1], row[2]) for row in report.rows), dict)
     note: str = ""
-    rows: _Lazy[tuple[Moved, ...]] = _Lazy(lambda report: tuple(Moved(*row) for row in report.rows), tuple)
-    left: _Lazy[tuple[Held, ...]] = _Lazy(lambda report: tuple(Held(*row) for row in report.left), tuple)
+    rows: _Lazy[tuple[ReportRow, ...]] = _Lazy(lambda report: tuple(ReportRow(*row) for row in report.rows), tuple)
+    remaining: _Lazy[tuple[Held, ...]] = _Lazy(lambda report: tuple(Held(*row) for row in report.remaining), tuple)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dict__}
@@ -128,15 +128,15 @@ class Report(Shown):
         """Converts the core's report."""
         made = cls.__new__(cls)  # not by __init__, which sets each field of a frozen class by a call of its own
         plain = zip(_PLAIN, report.plain, strict=True)
-        made.__dict__.update(plain, by_tag=report, by_device=report, rows=report, left=report)
+        made.__dict__.update(plain, by_tag=report, by_device=report, rows=report, remaining=report)
         return made
 
     @classmethod
     def joined(cls, kind: str, reports: "Sequence[Report]", seconds: float) -> "Report":
         """One report of the steps of one operation."""
-        rows: dict[tuple[str, int], Moved] = {}
+        rows: dict[tuple[str, int], ReportRow] = {}
         for row in (row for report in reports for row in report.rows):
-            sum_of = rows.get((row.tag, row.device), Moved(row.tag, row.device))
+            sum_of = rows.get((row.tag, row.device), ReportRow(row.tag, row.device))
             added = {name: getattr(sum_of, name) + getattr(row, name) for name in _TOTALS}
             rows[row.tag, row.device] = replace(sum_of, **added)
         totals = {name: sum(getattr(row, name) for row in rows.values()) for name in _TOTALS}
@@ -148,7 +148,7 @@ class Report(Shown):
             by_device=_sum((row.device, row.bytes) for row in rows.values()),
             note=next((report.note for report in reports if report.note), ""),
             rows=tuple(rows.values()),
-            left=reports[-1].left if reports else (),
+            remaining=reports[-1].remaining if reports else (),
         )
 
     def __str__(self) -> str:
@@ -161,9 +161,11 @@ class Report(Shown):
         ]
         if len(self.by_device) > 1:
             lines += [f"  device {device}: {format_size(size)}" for device, size in sorted(self.by_device.items())]
-        if self.left:
-            left = ", ".join(f"{held.tag} {format_size(held.bytes)} on device {held.device}" for held in self.left)
-            lines.append(f"  still held: {left}")
+        if self.remaining:
+            remaining = ", ".join(
+                f"{held.tag} {format_size(held.bytes)} on device {held.device}" for held in self.remaining
+            )
+            lines.append(f"  still held: {remaining}")
         if self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)
@@ -212,7 +214,7 @@ class Adoption(Shown):
         already: storages that were in the tag before.
         skipped: maps a reason to the number of tensors that stay where they are.
         seconds: the duration.
-        passed_by: what was in a container, may hold tensors, and was not looked into: maps how it was reached, such as
+        passed_by: objects in a container that may hold tensors and were not looked into: maps their path, such as
             "trainer" in `adopt(locals(), ...)`, to the name of its type. Adopt its parts.
     """
 
@@ -251,13 +253,13 @@ class TagStatus(Shown):
         retained_bytes: host memory and disk space of backups that are kept while their content is resident; on the
             device this counts blocks of one value as well, which take none.
         ahead_bytes: the part of that whose bytes the backup has, as of some earlier moment (by a resume that retained
-            it, or `prepare` with copy=True): a pause copies only what has changed since.
+            it, or `prepare` with copy=True): a pause copies only the blocks that changed since.
         host_bytes: the part of resident_bytes that spilled to host memory or was demoted to it, which the device reads
             over the bus.
-        left_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
+        paused_host_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
         detached_bytes: whole in memory that a trim, promote or demote which failed could not map again. They are away
             until a resume maps them.
-        backups: the kinds of backup that hold its bytes, and of what is resident those that its regions ask for: "ram",
+        backups: the kinds of backup that hold its bytes, and of resident bytes those that its regions ask for: "ram",
             "pinned", "disk", or None for none.
     """
 
@@ -272,7 +274,7 @@ class TagStatus(Shown):
     trimmed_bytes: int = 0
     retained_bytes: int = 0
     host_bytes: int = 0
-    left_bytes: int = 0
+    paused_host_bytes: int = 0
     detached_bytes: int = 0
     ahead_bytes: int = 0
     backups: tuple[str | None, ...] = ()
@@ -335,8 +337,9 @@ class Event(Shown):
         print(saver.timeline[-1].kind)
 
     Attributes:
-        kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of what shared a handle),
-            "promote" or "demote", each also with "_failed" (then some bytes may have moved), or "out_of_memory".
+        kind: "pause", "resume", "swap", "prepare", "trim", "separate" (before a trim: of segments that shared a
+            handle), "promote" or "demote", each also with "_failed" (then some bytes may have moved), or
+            "out_of_memory".
         unix_seconds, seconds: when it ended (seconds since 1970), and its duration.
         tags: the tags concerned; of many, the first ones and the number of the others.
         bytes, copied: as in a Report.

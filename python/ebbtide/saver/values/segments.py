@@ -1,4 +1,4 @@
-"""The segments of a pool: what torch reports, as plain values, checked before anything relies on them."""
+"""The segments of a pool, by torch's report, as plain values, checked before anything relies on them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

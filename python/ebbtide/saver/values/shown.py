@@ -1,4 +1,4 @@
-"""What every result has beside its `str`: a dictionary, JSON, and HTML for notebooks."""
+"""The forms of every result beside its `str`: a dictionary, JSON, and HTML for notebooks."""
 
 import dataclasses
 import html

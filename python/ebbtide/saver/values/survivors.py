@@ -1,4 +1,4 @@
-"""The result of `saver.survivors`: what still lies in a tag, as plain values that keep nothing alive."""
+"""The result of `saver.survivors`: the memory still in a tag, as plain values that keep nothing alive."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Survivor(Shown):
         print([row.bytes for row in saver.survivors("weights")])
 
     Attributes:
-        bytes: what its storage has in the tag, or the size of the block.
+        bytes: its storage's bytes in the tag, or the size of the block.
         kind: the type of the tensor ("Parameter"), and "" for a block.
         shape, dtype: of the tensor; of the largest one, where several share the storage. () and "" for a block; () for
             a nested tensor too, whose sizes may be away as well.
@@ -56,7 +56,7 @@ class Survivor(Shown):
     def what(self) -> str:
         """The tensor's kind, shape and dtype, and how many share its storage; or that Python shows none."""
         if not self.kind:
-            return "held by what Python does not show"
+            return "held outside Python's objects"
         return f"{self.kind}{list(self.shape)} {self.dtype}" + (f", {self.views} more views" if self.views else "")
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Survivor(Shown):
 
 
 class Survivors(Shown, list[Survivor]):
-    """Survivors, the largest first; its `str` has a line for each, and what they sum up to.
+    """Survivors, the largest first; its `str` has a line for each, and their sum.
 
     For example:
 
@@ -85,7 +85,7 @@ class Survivors(Shown, list[Survivor]):
         return Survivors(row for row in self if row.kind and not row.is_registered)
 
     def names(self, most: int = 5) -> str:
-        """What leads to the largest of them, with their sizes, in a line."""
+        """The paths to the largest of them, with their sizes, in a line."""
         named = [f"{row.held_by or row.what} ({format_size(row.bytes)})" for row in self[:most]]
         return ", ".join([*named, *[f"{len(self) - most} more"] * (len(self) > most)])
 

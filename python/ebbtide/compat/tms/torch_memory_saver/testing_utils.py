@@ -1,4 +1,4 @@
-"""What tests of programs ask of the device."""
+"""Device memory, for tests of programs."""
 
 from ebbtide import _core, driver_choice, saver
 
@@ -13,7 +13,7 @@ def get_device() -> str:
 
 
 def empty_cache() -> None:
-    """Frees what torch caches outside regions."""
+    """Frees torch's cached memory outside regions."""
     import torch
 
     if saver.device == "cuda":

@@ -1,4 +1,4 @@
-"""What other packages build on: the base class of the ways in which torch's memory is hooked."""
+"""For other packages: the base class of the ways in which torch's memory is hooked."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""What torch_memory_saver plugs into torch's pools: the symbols `tms_torch_malloc` and `tms_torch_free`."""
+"""The entry points of torch_memory_saver for torch's pools: the symbols `tms_torch_malloc` and `tms_torch_free`."""
 
 from typing import Any
 

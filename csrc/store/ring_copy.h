@@ -11,21 +11,20 @@
 
 // Moves bytes between device memory and a store: device <-> pinned ring <-> store, or device <-> store if the copy
 // engine can access the store directly. Jobs are submitted while others run, so that mapping, unmapping and hashing
-// overlap with the bus.
-//
-// A piece crosses the bus whole, and all pieces use one stream. Threads share the work on each piece on the host side.
+// overlap with the bus. A piece crosses the bus whole, and all pieces use one stream. Threads share a piece's host
+// side.
 namespace ebbtide {
 
-class Copy {
+class RingCopy {
  public:
   // Starts the threads. With one thread, or if the system starts none, the calls below do the work, in the context of
   // the engine's device. The cut fits the engine's ring. must_have_threads starts at least one if the system permits,
   // for a caller that waits for other things between the calls.
-  Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads = false);
-  Copy(const Copy&) = delete;
-  Copy& operator=(const Copy&) = delete;
+  RingCopy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads = false);
+  RingCopy(const RingCopy&) = delete;
+  RingCopy& operator=(const RingCopy&) = delete;
   // Drops the jobs that have not begun, and waits until nothing is queued any more.
-  ~Copy();
+  ~RingCopy();
 
   // Jobs are numbered from 0. Their bytes move from now on. The ranges are read before the call returns.
   size_t submit(const CopyJob& job) { return queue_.submit(job); }

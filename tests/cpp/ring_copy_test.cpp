@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "core_fixture.h"
 #include "driver/context.h"
-#include "store/copy.h"
+#include "store/ring_copy.h"
 
 namespace ebbtide::testing {
 namespace {
@@ -75,7 +75,7 @@ class CopyTest : public CoreTest, public ::testing::WithParamInterface<RingCut> 
   ~CopyTest() override { engine_.reset(); }
   // Uses the class once in the intended way: submits everything, and takes the landed pieces.
   void run(CopyDirection direction, std::span<const CopyJob> jobs, const std::function<void(size_t)>& landed) {
-    Copy copy(*engine_, direction, GetParam());
+    RingCopy copy(*engine_, direction, GetParam());
     for (const CopyJob& job : jobs) {
       copy.submit(job);
       if (const auto done = copy.poll_landed()) landed(*done);
@@ -228,7 +228,7 @@ TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
   CopyEngine engine(0, HostMemory::allocate(kPiece));
   const CopyRange range = {0, kPiece};
   const auto copy_once = [&](bool must_compare) {
-    Copy copy(engine, CopyDirection::kToStore, cut);
+    RingCopy copy(engine, CopyDirection::kToStore, cut);
     copy.submit({address(), &backup_, 0, std::span(&range, 1), must_compare});
     while (copy.finish_next()) {
     }
@@ -300,7 +300,7 @@ TEST_P(CopyTest, AFailureOfWhatFollowsAJobEndsTheCopy) {
 TEST_P(CopyTest, ACopyThatIsGivenUpLeavesNothingQueued) {
   fill(address(), kBytes, 1);
   {
-    Copy copy(*engine_, CopyDirection::kToStore, GetParam());
+    RingCopy copy(*engine_, CopyDirection::kToStore, GetParam());
     for (const CopyJob& job : jobs_) copy.submit(job);
     copy.poll_landed();
   }

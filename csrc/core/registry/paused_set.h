@@ -12,7 +12,7 @@
 // lock is the last in the lock order.
 namespace ebbtide {
 
-class Moved {
+class PausedSet {
  public:
   // False if it was noted before.
   bool note(const Allocation& allocation, const std::string& tag) {

@@ -1,4 +1,4 @@
-#include "store/copy.h"
+#include "store/ring_copy.h"
 
 #include <algorithm>
 #include <cstring>
@@ -24,8 +24,8 @@ struct GivenUp {};
 
 }  // namespace
 
-// What one thread does.
-class Copy::Worker {
+// The work of one thread.
+class RingCopy::Worker {
  public:
   Worker(CopyEngine& engine, CopyQueue& queue, CopyDirection direction)
       : engine_(engine), queue_(queue), direction_(direction) {}
@@ -130,7 +130,7 @@ class Copy::Worker {
   std::optional<AlignedBytes> compared_;  // made at first use
 };
 
-Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)
+RingCopy::RingCopy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)
     : engine_(engine), queue_(direction, cut, engine.landing_count()) {
   if (cut.ring_bytes > engine.staging().size_bytes())
     throw InvalidArgument("a copy uses no more than the ring that there is");
@@ -140,7 +140,7 @@ Copy::Copy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool
   if (cut.threads > 1 || must_have_threads) start_threads(cut.threads);
 }
 
-void Copy::start_threads(int thread_count) {
+void RingCopy::start_threads(int thread_count) {
   const auto work = [this, is_relaxed = RelaxedCaptureMode::is_on()](int number) noexcept {
     try {
       const ContextScope scope(engine_.device());
@@ -162,13 +162,13 @@ void Copy::start_threads(int thread_count) {
   }
 }
 
-Copy::~Copy() {
+RingCopy::~RingCopy() {
   queue_.fail(std::make_exception_ptr(GivenUp{}));
   if (has_threads()) runner_.join();
   workers_.front()->drain();
 }
 
-std::optional<size_t> Copy::poll_landed() {
+std::optional<size_t> RingCopy::poll_landed() {
   if (!has_threads()) {
     Kind kind = Kind::kLaunch;
     while (kind == Kind::kLaunch || kind == Kind::kPart) kind = workers_.front()->step(false);
@@ -176,7 +176,7 @@ std::optional<size_t> Copy::poll_landed() {
   return queue_.poll_landed();
 }
 
-std::optional<size_t> Copy::finish_next() {
+std::optional<size_t> RingCopy::finish_next() {
   queue_.close();
   if (!has_threads()) {
     const ContextScope scope(engine_.device());

@@ -12,9 +12,9 @@
 namespace ebbtide::testing {
 namespace {
 
-class KeptPinning : public CoreTest {
+class BackupPinning : public CoreTest {
  protected:
-  KeptPinning() : address_(alloc_retained(kChunks * kChunk)) { fill(address_, kSize, 1); }
+  BackupPinning() : address_(alloc_retained(kChunks * kChunk)) { fill(address_, kSize, 1); }
   static constexpr size_t kChunks = 4;
   static constexpr uint64_t kSize = kChunks * kChunk;
 
@@ -59,7 +59,7 @@ class KeptPinning : public CoreTest {
   const CUdeviceptr address_;
 };
 
-TEST_F(KeptPinning, AtTheSecondPauseAndUntilTheBackupGoes) {
+TEST_F(BackupPinning, AtTheSecondPauseAndUntilTheBackupGoes) {
   cycle(1);
   EXPECT_FALSE(is_pinned()) << "nobody knows that it will leave again";
   EXPECT_EQ(pinned_bytes_of_backups(), 0u);
@@ -80,7 +80,7 @@ TEST_F(KeptPinning, AtTheSecondPauseAndUntilTheBackupGoes) {
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
-TEST_F(KeptPinning, NotInsteadOfMemoryThatWasPrepared) {
+TEST_F(BackupPinning, NotInsteadOfMemoryThatWasPrepared) {
   claim(OperationKind::kPrepare)->commit();
   cycle(1);
   EXPECT_FALSE(is_pinned()) << "the pause that was prepared must not wait for it";
@@ -88,7 +88,7 @@ TEST_F(KeptPinning, NotInsteadOfMemoryThatWasPrepared) {
   EXPECT_TRUE(is_pinned());
 }
 
-TEST_F(KeptPinning, NotWhereNothingIsKept) {
+TEST_F(BackupPinning, NotWhereNothingIsKept) {
   const CUdeviceptr other = alloc("other", kSize);
   fill(other, kSize, 9);
   for (int turn = 0; turn < 3; ++turn) {
@@ -100,7 +100,7 @@ TEST_F(KeptPinning, NotWhereNothingIsKept) {
   EXPECT_TRUE(holds(other, kSize, 9));
 }
 
-TEST_F(KeptPinning, NotWherePinnedMemoryHasALimit) {
+TEST_F(BackupPinning, NotWherePinnedMemoryHasALimit) {
   core().budgets.pinned.set_limit(kSize * 8);
   cycle(1);
   cycle(1);
@@ -110,7 +110,7 @@ TEST_F(KeptPinning, NotWherePinnedMemoryHasALimit) {
   EXPECT_TRUE(is_pinned());
 }
 
-TEST_F(KeptPinning, NotABackupThatIsNew) {
+TEST_F(BackupPinning, NotABackupThatIsNew) {
   cycle(1);
   pause();
   resume_without_retaining();
@@ -119,14 +119,14 @@ TEST_F(KeptPinning, NotABackupThatIsNew) {
   EXPECT_FALSE(is_pinned());
 }
 
-TEST_F(KeptPinning, NotWhereCopiesAheadMakePausesQuick) {
+TEST_F(BackupPinning, NotWhereCopiesAheadMakePausesQuick) {
   core().rules.keeps_ahead.store(true);
   cycle(1);
   cycle(1);
   EXPECT_FALSE(is_pinned());
 }
 
-TEST_F(KeptPinning, APauseGoesOnWhereTheDriverPinsNothing) {
+TEST_F(BackupPinning, APauseGoesOnWhereTheDriverPinsNothing) {
   cycle(1);
   fill(address_, kSize, 2);
   sim().fail("cuMemHostRegister", 1, kOther, 0);
@@ -138,7 +138,7 @@ TEST_F(KeptPinning, APauseGoesOnWhereTheDriverPinsNothing) {
 }
 
 // 3 of 4 chunks have one value and had no host memory.
-TEST_F(KeptPinning, LittleThatIsMissingIsTaken) {
+TEST_F(BackupPinning, LittleThatIsMissingIsTaken) {
   std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
   for (uint64_t turn = 0; turn < 4; ++turn) {
     fill(address_, kChunk, turn);
@@ -157,7 +157,7 @@ TEST_F(KeptPinning, LittleThatIsMissingIsTaken) {
   EXPECT_EQ(host_bytes_of_backups(), 0u);
 }
 
-TEST_F(KeptPinning, WhatIsMissingGoesBackWhereTheDriverPinsNothing) {
+TEST_F(BackupPinning, WhatIsMissingGoesBackWhereTheDriverPinsNothing) {
   std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
   pause();
   resume();
@@ -175,7 +175,7 @@ TEST_F(KeptPinning, WhatIsMissingGoesBackWhereTheDriverPinsNothing) {
   sim().clear_failures();
 }
 
-TEST_F(KeptPinning, NothingIsTakenForABackupWithoutBytes) {
+TEST_F(BackupPinning, NothingIsTakenForABackupWithoutBytes) {
   std::memset(reinterpret_cast<void*>(address_), 7, kSize);
   for (int turn = 0; turn < 3; ++turn) {
     pause();
@@ -187,7 +187,7 @@ TEST_F(KeptPinning, NothingIsTakenForABackupWithoutBytes) {
 }
 
 // Each lacks 3 chunks of 4.
-TEST_F(KeptPinning, OnePauseTakesAnEighthOfWhatTheHostHasFree) {
+TEST_F(BackupPinning, OnePauseTakesAnEighthOfWhatTheHostHasFree) {
   const CUdeviceptr other = alloc_retained(kSize);
   for (const CUdeviceptr address : {address_, other}) {
     std::memset(reinterpret_cast<void*>(address), 7, kSize);
@@ -210,7 +210,7 @@ TEST_F(KeptPinning, OnePauseTakesAnEighthOfWhatTheHostHasFree) {
   budget.set_limit(kUnlimited);
 }
 
-TEST_F(KeptPinning, MuchThatIsMissingIsNot) {
+TEST_F(BackupPinning, MuchThatIsMissingIsNot) {
   const uint64_t size_bytes = 18 * kChunk;
   const CUdeviceptr other =
       allocate(core(), core().registry.tag("other"), {.backup = BackupKind::kRam, .retain = true}, 0, size_bytes);
@@ -234,7 +234,7 @@ TEST_F(KeptPinning, MuchThatIsMissingIsNot) {
   EXPECT_TRUE(holds(other + kChunk, kChunk, 2));
 }
 
-TEST_F(KeptPinning, APauseGoesOnWhereTheHostHasNoneToGive) {
+TEST_F(BackupPinning, APauseGoesOnWhereTheHostHasNoneToGive) {
   std::memset(reinterpret_cast<void*>(address_ + kChunk), 7, kSize - kChunk);
   pause();
   resume();
@@ -254,7 +254,7 @@ TEST_F(KeptPinning, APauseGoesOnWhereTheHostHasNoneToGive) {
   EXPECT_TRUE(is_pinned()) << "there is room now";
 }
 
-TEST_F(KeptPinning, WhatIsSeenOfItStays) {
+TEST_F(BackupPinning, WhatIsSeenOfItStays) {
   cycle(1);
   cycle(1);
   pause();
@@ -267,7 +267,7 @@ TEST_F(KeptPinning, WhatIsSeenOfItStays) {
   EXPECT_TRUE(holds(reinterpret_cast<CUdeviceptr>(view->bytes()), kSize, 1));
 }
 
-TEST_F(KeptPinning, Invariant9_AFreeUnpinsNothingBesideACapture) {
+TEST_F(BackupPinning, Invariant9_AFreeUnpinsNothingBesideACapture) {
   cycle(1);
   cycle(1);
   pause();
@@ -281,7 +281,7 @@ TEST_F(KeptPinning, Invariant9_AFreeUnpinsNothingBesideACapture) {
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
-TEST_F(KeptPinning, Invariant9_NorDoesTheLastViewThatDies) {
+TEST_F(BackupPinning, Invariant9_NorDoesTheLastViewThatDies) {
   cycle(1);
   cycle(1);
   pause();
@@ -297,7 +297,7 @@ TEST_F(KeptPinning, Invariant9_NorDoesTheLastViewThatDies) {
   EXPECT_EQ(Live::now().registered_ranges, 0u);
 }
 
-TEST_F(KeptPinning, ItGoesOnInASwap) {
+TEST_F(BackupPinning, ItGoesOnInASwap) {
   cycle(1);
   cycle(1);
   pause();
