@@ -15,8 +15,8 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "base/fork.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "store/aligned_bytes.h"
 #include "store/closing_files.h"
