@@ -1,6 +1,6 @@
 """Names of a package that are imported at their first use."""
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +11,7 @@ def late_imports(package: str, places: Mapping[str, str]) -> Callable[[str], Any
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = places[name].partition(":")
-        imported = importlib.import_module(module)
-        return getattr(imported, attribute) if attribute else imported
+        place = places[name]
+        return pkgutil.resolve_name(place if ":" in place else f"{place}:")  # it asks packages for their modules else
 
     return find

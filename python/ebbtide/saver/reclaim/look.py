@@ -118,6 +118,8 @@ class Look:
             leaving = None
         if returning is not None and any(not returning or tag in returning for tag in leased):
             returning = None
+        if leaving is None and returning is None:
+            return [], 0
         segments: list[Segment] = []
         for key, pool in self._pools:
             if leaving is not None and leaving.names_tag(key.tag) and self._infos[key.tag].resident_bytes > 0:
