@@ -17,7 +17,7 @@ class Owner {
   }
 
  protected:
-  explicit Owner(Object object) noexcept : object_(object) {}
+  explicit Owner(Object object) noexcept : object_(std::move(object)) {}
   ~Owner() {
     if (object_) object_.undo();
   }

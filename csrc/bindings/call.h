@@ -55,9 +55,9 @@ Result get(Function function, Arguments... arguments) {
 }
 
 // A string with a NUL inside would be cut at the C boundary.
-inline const std::string& check_text(const std::string& tag) {
+inline const char* check_text(const std::string& tag) {
   if (tag.find('\0') != std::string::npos) throw pybind11::value_error("a tag can't hold control characters");
-  return tag;
+  return tag.c_str();
 }
 
 inline const void* as_pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }

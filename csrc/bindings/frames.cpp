@@ -64,7 +64,7 @@ std::shared_ptr<HeldLease> Frame::open_lease(const std::string& tag, const std::
   auto held = std::make_shared<HeldLease>();
   leases_.reserve(leases_.size() + 1);
   ebbtide_lease lease{};
-  call(ebbtide_open_lease, check_text(tag).c_str(), holder.c_str(), &lease);
+  call(ebbtide_open_lease, check_text(tag), holder.c_str(), &lease);
   *held = {lease.id, lease.epoch, lease.is_away, true};
   leases_.push_back(held);
   return held;

@@ -49,7 +49,7 @@ void register_memory(py::module_& module) {
       [](const std::string& tag, uint64_t size_bytes, int device, int backup, bool is_retained, int spill,
          bool is_flushing) {
         const ebbtide_policy policy = policy_of(backup, is_retained, spill, is_flushing);
-        return as_number(get<void*>(ebbtide_alloc, check_text(tag).c_str(), &policy, device, size_bytes));
+        return as_number(get<void*>(ebbtide_alloc, check_text(tag), &policy, device, size_bytes));
       },
       py::arg("tag"), py::arg("size_bytes"), py::arg("device") = 0,
       py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM), retain, overflow, flushes_first);
@@ -67,7 +67,7 @@ void register_memory(py::module_& module) {
       "bind_slot",
       [](const std::string& tag, int device, int backup, bool is_retained, int spill, bool is_flushing) {
         const ebbtide_policy policy = policy_of(backup, is_retained, spill, is_flushing);
-        return get<int32_t>(ebbtide_bind_slot, check_text(tag).c_str(), &policy, device);
+        return get<int32_t>(ebbtide_bind_slot, check_text(tag), &policy, device);
       },
       py::arg("tag"), py::arg("device"), py::arg("backup"), retain, overflow, flushes_first);
   module.def(

@@ -56,7 +56,7 @@ class Request {
  public:
   // options: fields of ebbtide_request by name. A list stands for a pointer and its count.
   Request(const std::vector<std::string>& tags, bool is_missing_ok, const py::dict& options = {}) {
-    for (const std::string& tag : tags) names_.push_back(check_text(tag).c_str());
+    for (const std::string& tag : tags) names_.push_back(check_text(tag));
     request_.tags = names_.data();
     request_.tag_count = names_.size();
     request_.missing_ok = is_missing_ok;

@@ -206,10 +206,10 @@ void register_frame(py::module_& module) {
 }
 
 // As a `class` statement makes it, so that subclasses need no call of `__init__`.
-void make_class(py::module_& module, const char* name, py::dict members) {
+void make_class(py::module_& module, const char* name, const py::dict& members) {
   members["__module__"] = "ebbtide._core";
   const py::handle type(reinterpret_cast<PyObject*>(&PyType_Type));
-  module.attr(name) = type(name, py::tuple(), std::move(members));
+  module.attr(name) = type(name, py::tuple(), members);
 }
 
 }  // namespace
