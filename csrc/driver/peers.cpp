@@ -1,6 +1,7 @@
 #include "driver/peers.h"
 
 #include <atomic>
+#include <cstdint>
 #include <optional>
 
 namespace ebbtide {
@@ -9,9 +10,16 @@ namespace {
 // Indexed by the accessing device and the accessed one: 0 not asked, 1 no, 2 yes.
 constinit std::atomic<signed char> answers[kMaxDevices][kMaxDevices]{};
 
+// The driver's handles, and 1: 0 is not asked. Each allocation asks on several GPUs.
+constinit std::atomic<int64_t> handles[kMaxDevices]{};
+
 std::optional<CUdevice> handle_of(const Driver& table, int device) noexcept {
+  std::atomic<int64_t>& slot = handles[device];
+  if (const int64_t known = slot.load(std::memory_order_relaxed)) return static_cast<CUdevice>(known - 1);
   CUdevice handle = 0;
-  return table.cuDeviceGet(&handle, device) == CUDA_SUCCESS ? std::optional(handle) : std::nullopt;
+  if (table.cuDeviceGet(&handle, device) != CUDA_SUCCESS) return std::nullopt;
+  slot.store(int64_t{handle} + 1, std::memory_order_relaxed);
+  return handle;
 }
 
 int peer_count(const Driver* table) noexcept {

@@ -54,7 +54,7 @@ class OverflowFaults : public OverflowWorld {
       try_once(prepare, act, finishes[failure.k % finishes.size()], failure);
       if (HasFailure()) return;
     }
-    EXPECT_GE(failures_, failures.size() / 5);
+    EXPECT_GE(failures_, failures.size() / 4);
   }
 
   void make_three() {

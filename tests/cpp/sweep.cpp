@@ -68,7 +68,8 @@ std::vector<CallFailure> failures_of(const std::vector<std::string>& names) {
     add(calls.front(), takes_memory(group.first) ? kOutOfMemory : kOther, 1);
     if (calls.size() > 1) add(calls.back(), kOther, 1);
     is_for_good = !is_for_good;
-    if (is_for_good) add(calls[calls.size() / 2], calls.front() % 2 == 0 ? kOutOfMemory : kOther, 0);
+    if (is_for_good || takes_memory(group.first))
+      add(calls[calls.size() / 2], calls.front() % 2 == 0 ? kOutOfMemory : kOther, 0);
   }
   // What fails for good may leave objects that later runs need not make: such runs come last.
   std::sort(failures.begin(), failures.end(), [](const CallFailure& one, const CallFailure& other) {

@@ -31,7 +31,8 @@ struct CallFailure {
 // With sweeps_all(), each call fails with each code, once and for good. Otherwise calls are sorted by function and by
 // phase, which is before or after the first call that gives memory up, maps it or fills it: invariant 3 tells these
 // phases apart, and calls of one function in one phase fail alike. Of each such group the first and the last call fail
-// once; the first gives out-of-memory if it takes memory. Of every other group, all calls from a middle one on fail.
+// once; the first gives out-of-memory if it takes memory. Of every other group, and of all that take memory, all calls
+// from a middle one on fail.
 std::vector<CallFailure> failures_of(const std::vector<std::string>& names);
 
 // Whether act threw. The error has a message.

@@ -10,7 +10,8 @@ import ebbtide
 import pytest
 
 HELPERS = Path(__file__).resolve().parents[1] / "python"
-PROGRAMS = Path(os.environ.get("EBBTIDE_PROGRAMS") or HELPERS.parents[1] / "build" / "programs")
+sys.path.append(str(HELPERS))
+from program_wheels import NOT_THERE, unpack  # noqa: E402
 
 PROGRAM = """
 import sys
@@ -80,15 +81,10 @@ print("done")
 """
 
 
-@pytest.mark.expected_skip("SGLang's wheel is not in build/programs")
+@NOT_THERE
 @pytest.mark.parametrize("is_preloaded", [True, False])
 def test_sglangs_captures_with_symmetric_memory_and_a_borrowed_pool(is_preloaded: bool, tmp_path: Path) -> None:
-    sys.path.append(str(HELPERS))
-    from program_sources import unpack
-
-    sources = unpack(PROGRAMS, "sglang", tmp_path)
-    if sources is None:
-        pytest.skip(f"{PROGRAMS} has no sglang")
+    sources = unpack("sglang", tmp_path)
     environment = {**os.environ, **ebbtide.env(compat="tms")}
     if not is_preloaded:
         del environment["LD_PRELOAD"]

@@ -43,16 +43,17 @@ def python_in(source: str) -> list[tuple[int, str]]:
 
 def test_no_text_of_the_core_speaks_python(root: Path) -> None:
     csrc = root / "csrc"
-    scanned = 0
-    wrong = []
+    scanned, wrong = 0, []
     for path in sorted(csrc.rglob("*")):
         is_source = path.suffix in {".h", ".cpp", ".cu"}  # settings.def describes settings of Python's own, too
         if not is_source or path.relative_to(csrc).as_posix().startswith(OF_PYTHON):
             continue
         source = path.read_text()
-        scanned += len(texts(source))
+        thrown = len(re.findall(r'throw \w+\(\s*"', source))
+        assert len(texts(source)) >= thrown, f"{path}: the scan misses texts"
+        scanned += thrown
         wrong += [f"{path.relative_to(root)}:{line}: {text}" for line, text in python_in(source)]
-    assert scanned > 900
+    assert scanned > 0
     assert wrong == []
 
 

@@ -11,7 +11,6 @@ lines say.
 import importlib.abc
 import importlib.util
 import sys
-import zipfile
 from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -120,15 +119,3 @@ def serve(program: str, source: str, real: Iterable[str], given: Mapping[str, Ma
     finder = _Finder(program, Path(source), set(real), given or {})
     sys.meta_path.insert(0, finder)
     sys.meta_path.append(finder.last())
-
-
-def unpack(wheels: Path, name: str, folder: Path) -> Path | None:
-    """The folder with the Python files of a program: a checkout of this name, or its wheel, unpacked. None: neither."""
-    if (wheels / name).is_dir():
-        return wheels / name
-    found = next(wheels.glob(f"{name}-*.whl"), None)
-    if found is None:
-        return None
-    with zipfile.ZipFile(found) as wheel:
-        wheel.extractall(folder, [file for file in wheel.namelist() if file.endswith(".py")])
-    return folder

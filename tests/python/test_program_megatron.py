@@ -9,16 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from program_sources import unpack
+from program_wheels import NOT_THERE, unpack
 
 pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
-PROGRAMS = Path(os.environ.get("EBBTIDE_PROGRAMS") or HERE.parents[1] / "build" / "programs")
-pytestmark = [
-    pytest.mark.sim_only,
-    pytest.mark.expected_skip("the sources of this program are not in build/programs"),
-]
+pytestmark = [pytest.mark.sim_only, NOT_THERE]
 
 PROGRAM = """
 import os, sys, warnings
@@ -110,9 +106,7 @@ print("done")
 
 
 def test_megatrons_model_and_optimizer_train_the_same_with_cycles(tmp_path):
-    folders = {name: unpack(PROGRAMS, name, tmp_path / name) for name in ("verl", "megatron_core")}
-    if None in folders.values():
-        pytest.skip("the sources of this program are not in build/programs")
+    folders = {name: unpack(name, tmp_path / name) for name in ("verl", "megatron_core")}
     (tmp_path / "program.py").write_text(PROGRAM)
     variables = {"SOURCES": str(folders["verl"]), "MEGATRON": str(folders["megatron_core"]), "TESTS": str(HERE)}
     done = subprocess.run(

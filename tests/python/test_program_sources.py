@@ -19,11 +19,10 @@ torch = pytest.importorskip("torch")
 
 import test_tms_callers  # noqa: E402
 from ebbtide.integrations import verl  # noqa: E402
-from program_sources import unpack  # noqa: E402
+from program_wheels import NOT_THERE, unpack  # noqa: E402
 
 HERE = Path(__file__).parent
-PROGRAMS = Path(os.environ.get("EBBTIDE_PROGRAMS") or HERE.parents[1] / "build" / "programs")
-pytestmark = pytest.mark.expected_skip("the sources of this program are not in build/programs")
+pytestmark = NOT_THERE
 
 start = test_tms_callers.start
 
@@ -286,10 +285,7 @@ def sources(tmp_path):
     """Where the Python files of a program are; skips where it is not at hand."""
 
     def find(name):
-        found = unpack(PROGRAMS, name, tmp_path / name)
-        if found is None:
-            pytest.skip(f"{PROGRAMS} has no {name}")
-        return str(found)
+        return str(unpack(name, tmp_path / name))
 
     return find
 

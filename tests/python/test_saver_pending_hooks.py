@@ -99,3 +99,40 @@ def test_a_failed_resume_that_another_one_finished_is_not_answered_again(run_pyt
         """
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_pause_that_comes_while_the_resume_is_handed_out_counts(saver, hooked, tag, monkeypatch):
+    """Its hooks ran. after_resume would wrongly say that the tag is resident."""
+    from ebbtide.saver.operations import pending
+
+    data = noise(saver, tag, 4)
+    saver.pause(tag)
+    ran = hooked(tag)
+
+    def pause_at_once(core, names):
+        monkeypatch.undo()
+        core.wait()
+        saver.pause(tag)
+
+    monkeypatch.setattr(pending, "watch_pending", pause_at_once)
+    going = saver.resume(tag, wait=False)
+    going.wait()
+    assert ran == ["before_resume", "before_pause", "after_pause"]
+    saver.resume(tag)
+    assert data.numel()
+
+
+def test_an_interrupt_after_a_background_resume_answers_its_hooks(saver, hooked, tag, monkeypatch):
+    from ebbtide.saver.copying import keeper
+
+    def interrupt(names):
+        raise KeyboardInterrupt
+
+    data = noise(saver, tag, 4)
+    saver.pause(tag)
+    ran = hooked(tag)
+    monkeypatch.setattr(keeper, "keep_if_wanted", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        saver.resume(tag, wait=False)
+    assert ran == ["before_resume", "after_resume"]
+    assert data.numel()

@@ -186,16 +186,7 @@ def test_a_tag_that_is_entered_meanwhile_keeps_what_fits(saver, tag, room, monke
     wide = fill(saver, tag, 60)
     room(100)
     del wide
-    backend, other = backends.existing_backend(), _core.Frame()
-    look, seen = backend.segments_of, []
-
-    def look_and_lease(pools):
-        if not seen:
-            other.open_lease(tag, "another thread")
-        seen.append(pools)
-        return look(pools)
-
-    monkeypatch.setattr(backend, "segments_of", look_and_lease, raising=False)
+    other = caches.lease_at_the_next_look(monkeypatch, tag)
     spilled.prefer_device(tag)
     spilled.release_free(tag)
     assert host_bytes(saver, tag) == 40 * MIB

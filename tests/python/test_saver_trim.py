@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import caches  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.pools import region_pools  # noqa: E402
@@ -246,18 +247,7 @@ def test_an_open_region_is_refused_and_nothing_moves(saver, tag):
 def test_the_core_refuses_a_lease_that_came_in_between(saver, tag, monkeypatch):
     gone = noise(saver, tag, 32)
     del gone
-    from ebbtide.saver.pools import backends
-
-    backend, other = backends.existing_backend(), _core.Frame()
-    look, seen = backend.segments_of, []
-
-    def look_and_lease(pools):
-        if not seen:
-            other.open_lease(tag, "another thread")
-        seen.append(pools)
-        return look(pools)
-
-    monkeypatch.setattr(backend, "segments_of", look_and_lease, raising=False)
+    other = caches.lease_at_the_next_look(monkeypatch, tag)
     with pytest.raises(StateError, match="another thread"):
         saver.trim(tag)
     other.close()
