@@ -164,6 +164,16 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
         yield opened
 
 
+def _forget_earlier_tests() -> None:
+    """The tensors of one that failed, which its traceback holds, and of those that compiled something."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
+    gc.collect()
+
+
 @pytest.fixture
 def lms(saver: Any) -> Iterator[Any]:
     """`ebbtide.lms`, which is off afterwards and has given all host memory back."""
@@ -173,10 +183,12 @@ def lms(saver: Any) -> Iterator[Any]:
     from ebbtide.saver.reclaim import spilled
     from ebbtide.saver.values.arguments import backup_code
 
-    gc.collect()
+    _forget_earlier_tests()
     saver.trim()
     for own in (STATES, WEIGHTS, GRADIENTS):  # what was trimmed would come back with the next region of the tag
         spilled.dissolve(own, backup_code("ram"))
+    held = {own: tag.resident_bytes for own in ("lms", STATES, WEIGHTS, GRADIENTS) if (tag := _core.query_tag(own))}
+    assert not any(held.values()), f"an earlier test has left tensors, which take room of every limit: {held}"
     yield module
     module.disable()
     module.limit, module.min_size = None, "1MiB"

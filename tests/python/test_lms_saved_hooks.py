@@ -61,19 +61,44 @@ def test_hooks_of_the_program_lie_above_and_get_their_own_tensors(lms, leaves):
     assert count > 0 and len(seen) == count
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_compiled_autograd_gets_the_pair_in_python(lms, leaves):
-    from torch._dynamo import compiled_autograd
+def test_compiled_autograd_gets_the_pair_in_python(run_python):
+    """In a process of its own: torch keeps the tensors that it compiled with, and so their room of every limit."""
+    done = run_python("""
+        import torch
+        from ebbtide import lms
+        from torch._dynamo import compiled_autograd
 
-    loss_of(*leaves).backward()
-    expected = [each.grad.clone() for each in leaves]
-    for each in leaves:
-        each.grad = None
-    with lms.enable(limit="1GiB", min_size="1KiB"):
-        loss = loss_of(*leaves)
-        with compiled_autograd._enable(torch.compile(backend="eager")):
-            loss.backward()
-    assert all(torch.equal(each.grad, wanted) for each, wanted in zip(leaves, expected, strict=True))
+        class Cube(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x**3
+
+            @staticmethod
+            def backward(ctx, grad):
+                (x,) = ctx.saved_tensors
+                return 3 * x * x * grad
+
+        def loss_of(x, weight):
+            return Cube.apply((x @ weight).sin()).pow(2).sum()
+
+        leaves = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
+        loss_of(*leaves).backward()
+        expected = [each.grad.clone() for each in leaves]
+        with lms.enable(limit="1GiB", min_size="1KiB"):
+            for kept in (False, True):
+                for each in leaves:
+                    each.grad = None
+                loss = loss_of(*leaves)
+                if kept:
+                    loss.backward(retain_graph=True)
+                    for each in leaves:
+                        each.grad = None
+                with compiled_autograd._enable(torch.compile(backend="eager")):
+                    loss.backward()
+                assert all(torch.equal(each.grad, wanted) for each, wanted in zip(leaves, expected, strict=True))
+    """)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_make_fx_traces_has_no_constants_of_ours(lms):

@@ -209,21 +209,6 @@ def test_hooks_of_the_program_that_unpack_other_tensors(lms, device, limit):
     assert torch.equal(plain, within)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
-def test_compiled_autograd_runs_a_graph_that_was_kept(lms, device):
-    from torch._dynamo import compiled_autograd
-
-    with lms.enable(limit="1GiB", min_size=SMALL):
-        x = seeded(SIDE, SIDE, device=device).requires_grad_()
-        loss = Cube.apply(x * 2).sum()
-        loss.backward(retain_graph=True)
-        first = x.grad.clone()
-        x.grad = None
-        with compiled_autograd._enable(torch.compile(backend="eager")):
-            loss.backward()
-    assert torch.equal(x.grad, first)
-
-
 @pytest.mark.filterwarnings("ignore:'saved_variables' is deprecated:DeprecationWarning")
 def test_the_deprecated_name_gives_the_same_objects(lms, device):
     class ReadsOld(Reads):
