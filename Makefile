@@ -38,7 +38,7 @@ help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 	@echo "SYSTEM=1 uses the Python, torch and build tools that are installed, and downloads nothing."
 
-demo: $(INSTALLED) ## Train and generate with two tenants on one device (the main job)
+demo: $(INSTALLED) ## A model trains and its copy generates, in turns on one device (the main job)
 	@$(RUN) $(PY) -m ebbtide.cli demo
 
 test: test-cpp test-python ## C++ and Python tests on the simulated device

@@ -185,11 +185,11 @@ for step, batch in enumerate(data):
 """
 
 
-def test_a_finished_script_is_pausable(run_example, tmp_path: Path) -> None:
+def test_a_finished_script_is_pauseable(run_example, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(FINISHED_SCRIPT)
     plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
-    output = run_example("10_pausable_script.py", str(script), "lend")
+    output = run_example("10_pauseable_script.py", str(script), "lend")
     assert re.findall(r"^\d 0x.*\n", output, re.MULTILINE) == plain.splitlines(keepends=True)
     assert len(re.findall(r"^adopt into job: [1-9].*$", output, re.MULTILINE)) >= 1
     assert len(re.findall(r"^pause: freed [1-9][\d.]* MiB", output, re.MULTILINE)) == 2

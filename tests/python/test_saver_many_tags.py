@@ -150,7 +150,7 @@ def test_what_is_left_is_a_value_like_any_other(saver, tag, tag2):
     assert pickle.loads(pickle.dumps(again)) == again
     assert pickle.loads(pickle.dumps(report)).remaining == report.remaining
     assert saver.Report("pause").remaining == ()
-    assert "still held" in str(report)
+    assert "on devices now" in str(report)
     assert len(kept) == 2
 
 

@@ -31,7 +31,7 @@ def _size_options(command: _Command) -> _Command:
 @click.command()
 @_size_options
 def demo(**options: Any) -> None:
-    """Train and generate with two tenants on one device.
+    """Train a model and generate with its copy, in turns on one device.
 
     A small language model learns from real text while a copy of it generates. Each phase pauses the memory of the
     other. The job runs twice, without pausing and with it, and losses, texts and final weights must be the same to the
@@ -83,7 +83,7 @@ def _show(result: "JobResult", differences: list[str]) -> int:
     if result.moves:
         tenants = format_size(sum(result.bytes_by_tag.values()))
         console.print(
-            f"at most {format_size(result.peak_bytes)} were on the device at once; all tenants together are {tenants}"
+            f"at most {format_size(result.peak_bytes)} were on the device at once; all tags together are {tenants}"
         )
     if differences:
         console.print(f"FAILED: not as without pausing: {', '.join(differences)}", style="bold red")

@@ -165,7 +165,7 @@ class Report(Shown):
             remaining = ", ".join(
                 f"{held.tag} {format_size(held.bytes)} on device {held.device}" for held in self.remaining
             )
-            lines.append(f"  still held: {remaining}")
+            lines.append(f"  on devices now: {remaining}")
         if self.note:
             lines.append(f"  {self.note}")
         return "\n".join(lines)

@@ -1,6 +1,6 @@
-"""Makes a finished training script pausable: SIGUSR1 lends its device memory to others, SIGUSR2 takes it back.
+"""Makes a finished training script pauseable: SIGUSR1 lends its device memory to others, SIGUSR2 takes it back.
 
-    python examples/10_pausable_script.py train.py --epochs 3
+    python examples/10_pauseable_script.py train.py --epochs 3
     kill -USR1 PID
 
 The script stays as it is. Between two steps of its optimizer nothing else is on the device but torch's cache.
@@ -39,7 +39,7 @@ def after_step(optimizer, *_):
 
 
 if len(sys.argv) < 2:
-    sys.exit("usage: 10_pausable_script.py SCRIPT [ARGUMENTS]")
+    sys.exit("usage: 10_pauseable_script.py SCRIPT [ARGUMENTS]")
 signal.signal(signal.SIGUSR1, lend)
 signal.signal(signal.SIGUSR2, take_back)
 register_optimizer_step_post_hook(after_step)
