@@ -2,6 +2,7 @@
 // finishes it.
 #include "base/error.h"
 #include "core/operation/pending.h"
+#include "core/state/shortage.h"
 #include "moves_world.h"
 #include "store/delivery_board.h"
 
@@ -44,6 +45,31 @@ TEST_F(PartialState, Invariant3_WhatReturnsOfOneAllocationFinishesNoTag) {
   expect_bytes("back");
 }
 
+TEST_F(PartialState, Invariant3_AFailureOnAPartOfTheTagFinishesNothing) {
+  build({{"w", {BackupKind::kRam}, 0, {1}}, {"w", {BackupKind::kRam}, 0, {1, 1}}});
+  pause_midway();
+  sim().fail("cuMemMap", 4, 999, 1);
+  EXPECT_THROW(claim(OperationKind::kDemote)->commit(), DriverError);
+  sim().clear_failures();
+  EXPECT_TRUE(is_partial("w"));
+  resume();
+  EXPECT_FALSE(is_partial("w"));
+  claim(OperationKind::kPromote)->commit();
+  expect_bytes("back");
+}
+
+TEST_F(PartialState, Invariant3_AFreeOfTheRestFinishesATag) {
+  for (const size_t rest : {size_t{0}, size_t{1}}) {
+    build({{"w", {BackupKind::kRam}, 0, {1}}, {"w", {BackupKind::kRam}, 0, {1, 1}}});
+    pause_midway();
+    deallocate(core(), items_[rest].address);
+    items_.erase(items_.begin() + static_cast<ptrdiff_t>(rest));
+    EXPECT_FALSE(is_partial("w")) << "all that is left is on one side";
+    resume();
+    expect_bytes("back");
+  }
+}
+
 TEST_F(PartialState, Invariant3_ATrimThatIsAbandonedHidesNothingFromAResume) {
   build(items_of_ram_);
   pause_midway();
@@ -54,6 +80,19 @@ TEST_F(PartialState, Invariant3_ATrimThatIsAbandonedHidesNothingFromAResume) {
   }
   resume();
   expect_bytes("back");
+}
+
+TEST_F(PartialState, Invariant7_PinnedMemoryThatCouldNotBeGivenBackIsCounted) {
+  build({{"p", {BackupKind::kPinned, false}, 0, {4}}});
+  pause();
+  const uint64_t held_bytes = core().budgets.host.held_bytes();
+  sim().fail("cuMemHostUnregister", 1, 999, 100);
+  resume();
+  core().engines.trim();
+  EXPECT_GE(core().budgets.host.held_bytes(), held_bytes);
+  sim().clear_failures();
+  give_back_caches(core());
+  EXPECT_LT(core().budgets.host.held_bytes(), held_bytes);
 }
 
 TEST_F(PartialState, Invariant7_APinnedBackupIsCountedWholeWhereSomeOfItWasDropped) {

@@ -77,10 +77,13 @@ void Registry::count(Allocation& allocation, const Amounts& now) noexcept {
 void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
   by_address_.erase(allocation->address());
   allocation->tag->allocations.erase(allocation->sequence);
-  Tag& tag = *allocation->tag;
-  const bool was_away = allocation->counted.away_count > 0 && !allocation->is_held;
   count(*allocation, {});
-  if (was_away && tag.total().away_count == 0) tag.is_partial = false;
+  if (!allocation->is_held) end_if_on_one_side(*allocation->tag);
+}
+
+void Registry::end_if_on_one_side(Tag& tag) noexcept {
+  const Amounts sum = tag.total();
+  if (sum.away_count == 0 || sum.here_count == 0) tag.is_partial = false;
 }
 
 std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
@@ -155,7 +158,7 @@ bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, 
   auto after = by_address_.upper_bound(address);
   if (after == by_address_.begin()) return false;
   const Allocation& allocation = *std::prev(after)->second;
-  if (address - allocation.address() >= allocation.size_bytes()) return false;
+  if (allocation.is_doomed || address - allocation.address() >= allocation.size_bytes()) return false;
   const size_t length = std::min(allocation.tag->name.size(), capacity - 1);
   std::memcpy(tag, allocation.tag->name.data(), length);
   tag[length] = '\0';

@@ -197,6 +197,7 @@ class Registry {
   std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
   bool is_any_byte_away(CUdeviceptr address, size_t size_bytes, bool counts_arriving) const;
   void erase_locked(const std::shared_ptr<Allocation>& allocation);
+  static void end_if_on_one_side(Tag& tag) noexcept;  // then nothing is left to finish
 
   mutable HandlerSafeMutex mutex_;
   std::condition_variable_any released_;

@@ -226,7 +226,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
     for (Tag* tag : group.tags) {
       const auto first = next;
       next = std::find_if(first, group.allocations.end(), [&](const auto& each) { return each->tag != tag; });
-      if (outcome == Outcome::kMidway) tag->is_partial = is_left_partial({first, next}, group.claim);
+      if (outcome == Outcome::kMidway) tag->is_partial |= is_left_partial({first, next}, group.claim);
       if (outcome == Outcome::kWhole && group.claim.finishes_tags) tag->is_partial = false;
       if (outcome != Outcome::kUntouched && group.claim.counts_as_pause && first != next) ++tag->pause_count;
     }
@@ -249,8 +249,7 @@ std::vector<std::shared_ptr<Allocation>> Registry::release(Selection& selection,
   for (Tag* tag : selection.tags) {
     tag->is_busy = tag->is_moving = false;
     tag->ahead_step = 0;
-    const Amounts sum = tag->total();
-    if (sum.away_count == 0 || sum.here_count == 0) tag->is_partial = false;
+    end_if_on_one_side(*tag);
   }
   selection.tags.clear();
   selection.groups.clear();  // the registry, or doomed, has them still
