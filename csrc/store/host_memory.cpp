@@ -36,8 +36,8 @@ std::unique_ptr<HostMemory> HostMemory::map(size_t size_bytes) {
   void* mapping =
       ::mmap(nullptr, mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
-    throw StoreError("the system refuses " + format_bytes(size_bytes) + " of address space for a backup: " +
-                         std::strerror(errno) + ". Look at `ulimit -v` and vm.max_map_count",
+    throw StoreError("the system refuses " + format_bytes(size_bytes) + " of address space: " + std::strerror(errno) +
+                         ". Look at `ulimit -v` and vm.max_map_count",
                      {size_bytes, 0, kUnlimited});
   }
   auto* bytes = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(mapping), kHugePage));
@@ -71,9 +71,13 @@ HostMemory::~HostMemory() {
   if (is_abandoned()) return;
   const auto object = reinterpret_cast<uint64_t>(bytes_);
   if (mapping_ == nullptr)
-    Undo{.kind = Undo::Kind::kHostFree, .object = object}.undo();
+    Undo{.kind = Undo::Kind::kHostFree, .object = object, .size_bytes = size_bytes_, .handle = object}.undo();
   else if (is_pinned())
-    Undo{.kind = Undo::Kind::kHostUnregister, .object = object, .size_bytes = mapping_bytes_, .mapping = mapping_}
+    Undo{.kind = Undo::Kind::kHostUnregister,
+         .object = object,
+         .size_bytes = mapping_bytes_,
+         .handle = object,
+         .mapping = mapping_}
         .undo();
   else
     ::munmap(mapping_, mapping_bytes_);
@@ -87,8 +91,8 @@ void HostMemory::populate(size_t offset, size_t range_bytes) const {
   if (result == 0) return;
   // Unknown before Linux 5.14, and everywhere for a range that begins within a page.
   if (errno == EINVAL) return touch_pages(bytes_ + offset, range_bytes);
-  throw StoreError("the system gives no memory for a backup of " + format_bytes(size_bytes_) + ": " +
-                       std::strerror(errno) + ". Free memory on this machine, or pause less at once",
+  throw StoreError("the system gives no memory for " + format_bytes(size_bytes_) +
+                       " on the host: " + std::strerror(errno) + ". Free memory on this machine",
                    {range_bytes, 0, kUnlimited});
 }
 
