@@ -1,6 +1,7 @@
 // Which rings are made, kept and lent, and how copies cut them.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <deque>
 #include <utility>
 
@@ -111,6 +112,16 @@ TEST_F(EnginePoolTest, AKeptRingThatIsTooSmallServesWhereNoLargerOneCanBeHad) {
   pool.borrow(0, need(4));
   EXPECT_EQ(core().budgets.host.held_bytes(), pool.held_bytes());
   EXPECT_EQ(Live::now().registered_ranges, 1u) << "the larger one took its place";
+}
+
+TEST_F(EnginePoolTest, IdleRingsOfOtherDevicesGiveWay) {
+  EnginePool& pool = core().engines;
+  {
+    const std::array loans{pool.borrow(0, need(1)), pool.borrow(0, need(1))};
+  }
+  core().budgets.host.set_limit(2 * kBytesPerThread + policy::kLeastRingBytes - 1);
+  EXPECT_EQ(pool.borrow(1, need(1)).engine().staging().size_bytes(), kBytesPerThread);
+  EXPECT_EQ(pool.held_bytes(), kBytesPerThread);
 }
 
 TEST_F(EnginePoolTest, OfTwoKeptRingsTheOneThatIsLargeEnoughIsLent) {

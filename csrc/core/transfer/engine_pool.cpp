@@ -151,7 +151,14 @@ EnginePool::Entry EnginePool::take_kept(int device, uint64_t ring_bytes) {
 EnginePool::Entry EnginePool::take_or_make(int device, const policy::CopyNeed& need, uint64_t ring_bytes,
                                            uint64_t table_bytes) {
   Entry kept = take_kept(device, ring_bytes);
-  if (kept.engine == nullptr) return make(device, need, ring_bytes, table_bytes);
+  if (kept.engine == nullptr) {
+    try {
+      return make(device, need, ring_bytes, table_bytes);
+    } catch (const StoreError&) {
+      if (!trim()) throw;  // those of other devices
+    }
+    return make(device, need, ring_bytes, table_bytes);
+  }
   if (kept.ring_bytes() >= ring_bytes) return kept;
   Entry made;
   try {
@@ -200,12 +207,12 @@ void EnginePool::give_back(Entry entry) noexcept {
   if (!try_keep(entry)) drop(std::move(entry));
 }
 
-void EnginePool::trim() noexcept {
-  while (true) {
+bool EnginePool::trim() noexcept {
+  for (bool has_any = false;; has_any = true) {
     Entry entry;
     {
       const std::lock_guard lock(mutex_);
-      if (kept_.empty()) return;
+      if (kept_.empty()) return has_any;
       entry = std::move(kept_.back());
       kept_.pop_back();
     }

@@ -62,8 +62,8 @@ class EnginePool {
   // With the ring that the copy wants, or a smaller one where the system or the budget does not allow it, down to the
   // minimum of the policy. The table yields to that minimum. Throws StoreError, DriverError.
   Loan borrow(int device, const policy::CopyNeed& need, const EngineExtras& extras = {});
-  // Gives the kept engines back to the system.
-  void trim() noexcept;
+  // Gives the kept engines back to the system; false: there are none.
+  bool trim() noexcept;
   // Pinned memory of all rings and tables.
   uint64_t held_bytes() const { return holder_.bytes.load(); }
 
