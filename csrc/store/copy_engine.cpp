@@ -31,4 +31,11 @@ CopyEngine::CopyEngine(int device, std::unique_ptr<HostMemory> staging)
       side_stream_(create(device, Stream::create_first)),
       landings_(create(device, create_events)) {}
 
+bool CopyEngine::settle(const Stream& stream) noexcept {
+  for (int tries = 0; tries < 2; ++tries)
+    if (driver().cuStreamSynchronize(stream.get()) == CUDA_SUCCESS) return true;
+  poison();
+  return false;
+}
+
 }  // namespace ebbtide

@@ -55,12 +55,7 @@ class RingCopy::Worker {
   // A failure elsewhere, or a caller that stopped early, may leave copies on the bus. They must end before the ring is
   // reused or the chunks are unmapped.
   void drain() noexcept {
-    if (!queue_.is_bus_used()) return;
-    CUresult result = driver().cuStreamSynchronize(engine_.stream().get());
-    if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine_.stream().get());
-    if (result == CUDA_SUCCESS) return;
-    engine_.poison();
-    queue_.abandon_direct_backups();
+    if (queue_.is_bus_used() && !engine_.settle(engine_.stream())) queue_.abandon_direct_backups();
   }
 
  private:

@@ -205,9 +205,7 @@ void Resume::fill(DeviceWork& work, ReturningChunk& returning) {
 void Resume::abandon_fills(DeviceWork& work) noexcept {
   if (!work.is_filling) return;
   CopyEngine& engine = work.engine->engine();
-  CUresult result = driver().cuStreamSynchronize(engine.side_stream().get());
-  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(engine.side_stream().get());
-  if (result != CUDA_SUCCESS) engine.poison();
+  engine.settle(engine.side_stream());
   work.is_filling = false;
 }
 

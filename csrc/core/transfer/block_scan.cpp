@@ -63,9 +63,7 @@ void BlockScan::wait_for(const Stream& stream) noexcept {
   } catch (...) {
     // The stream may be waited for all the same.
   }
-  CUresult result = driver().cuStreamSynchronize(stream.get());
-  if (result != CUDA_SUCCESS) result = driver().cuStreamSynchronize(stream.get());
-  if (result != CUDA_SUCCESS) engine_.poison();
+  engine_.settle(stream);
 }
 
 size_t BlockScan::add(CUdeviceptr address, size_t size_bytes) {
