@@ -72,9 +72,8 @@ ContextScope::~ContextScope() {
 
 RelaxedCaptureMode::RelaxedCaptureMode() noexcept {
   ++relaxed_count;
-  const Driver& table = driver();
-  has_changed_ = table.cuThreadExchangeStreamCaptureMode != nullptr &&
-                 table.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
+  const Driver* const table = driver_if_loaded();
+  has_changed_ = table != nullptr && table->cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
 }
 
 bool RelaxedCaptureMode::is_on() noexcept { return relaxed_count > 0; }

@@ -17,8 +17,7 @@ std::optional<Report> copy_ahead(Core& core, const std::string& tag, AheadProgre
   request.unused_as_of = UINT64_MAX;
   // Captures that ebbtide does not know of stay whole (F20): a thread of ebbtide's may copy, at a moment that the
   // program did not choose.
-  std::optional<RelaxedCaptureMode> relaxed;
-  if (driver_if_loaded() != nullptr) relaxed.emplace();
+  const RelaxedCaptureMode relaxed;
   try {
     return std::move(Operation::claim(core, OperationKind::kCopyAhead, std::move(request))->commit().front());
   } catch (const CaptureError&) {
