@@ -61,14 +61,15 @@ void show(Core& core, const Tag& tag, BackupRecord& stored, size_t first, size_t
 }  // namespace
 
 std::optional<BackupView> view_backup(Core& core, const AddressRange& range, ViewKind kind) {
-  const auto allocation = core.registry.find(range.address);
-  if (allocation == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
-  const size_t begin = range.address - allocation->address();
-  if (range.size_bytes > allocation->size_bytes() - begin)
-    throw InvalidArgument("the range reaches beyond its allocation");
-  TagClaim claim{.tags = {.names = {allocation->tag->name}, .addresses = {allocation->address()}, .only = nullptr},
+  auto found = core.registry.find(range.address);
+  if (found == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
+  const CUdeviceptr address = found->address();
+  const size_t begin = range.address - address;
+  if (range.size_bytes > found->size_bytes() - begin) throw InvalidArgument("the range reaches beyond its allocation");
+  TagClaim claim{.tags = {.names = {found->tag->name}, .addresses = {address}, .only = nullptr},
                  .concerns = [kind](const Allocation& each) { return kind == ViewKind::kWindow || each.is_away(); },
                  .moves_memory = false};
+  found.reset();  // freed while the claim waits, it would end here, beside a capture
   const uint64_t peer_generation = core.peers.generation();
   Selection selection = core.registry.claim({std::move(claim)});
   const ScopeExit release([&]() noexcept {
@@ -76,6 +77,7 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range, Vie
     core.peers.catch_up_after_hold(peer_generation);
   });
   if (selection.groups.front().allocations.empty()) return std::nullopt;
+  const auto& allocation = selection.groups.front().allocations.front();
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
   const auto stored = core.registry.backup_of(*allocation);
   if (stored == nullptr) return std::nullopt;
