@@ -23,6 +23,7 @@ template <auto Free>
 struct Freeing {
   template <typename Handle>
   void operator()(Handle* handle) const {
+    const py::gil_scoped_release released;  // it may wait for the device
     Free(handle);
   }
 };

@@ -272,6 +272,17 @@ def test_an_asynchronous_resume_ends_the_bypass_when_it_is_over(mine, saver):
     assert mine.model.route() is None
 
 
+def test_where_no_thread_can_be_started_the_resume_itself_ends_the_bypass(mine, saver, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    mine.make(2, 1)
+    saver.pause(mine.tag)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    saver.resume(mine.tag, wait=False).wait()
+    assert mine.model.route() is None
+
+
 def test_what_torch_cached_meanwhile_makes_room_for_the_resume(mine, saver):
     mine.make(16, 1)
     saver.pause(mine.tag)

@@ -181,7 +181,10 @@ def close_when_over(names: list[str], core: "_core.Pending") -> None:
             core.wait()
         close_if_resident(names)
 
-    threading.Thread(target=wait_and_close, name="ebbtide-bypass", daemon=True).start()
+    try:
+        threading.Thread(target=wait_and_close, name="ebbtide-bypass", daemon=True).start()
+    except RuntimeError:  # the system gives no thread; the resume goes on
+        wait_and_close()
 
 
 def renew() -> None:
