@@ -130,11 +130,39 @@ void close_scope(const py::object& self, const py::object& failure) {
   if (!own.is_none()) raise(own);
 }
 
+// What the end of a generator gives: the block was not completed, or in Python 3.14 may not have begun.
+void drop_scope(const py::object& self) {
+  if (self.attr("_is_open").cast<bool>()) close_scope(self, py::handle(PyExc_GeneratorExit)());
+}
+
+// The call at the end of a `with` over a Scope.
+struct ScopeExit {
+  explicit ScopeExit(py::object of) : owner(std::move(of)) {}
+  ScopeExit(const ScopeExit&) = delete;
+  ScopeExit& operator=(const ScopeExit&) = delete;
+  ~ScopeExit() {
+    FirstError error;
+    if (has_entered) error.attempt([&] { drop_scope(owner); });
+    error.report("the end of a scope");
+  }
+  const py::object owner;
+  bool has_entered = false;  // by the `with` that looked this up
+};
+
+// As newest_exit().
+std::weak_ptr<ScopeExit>& newest_scope_exit() {
+  static auto* const newest = new std::weak_ptr<ScopeExit>;
+  return *newest;
+}
+
 py::object enter_scope(const py::object& self) {
+  const std::shared_ptr<ScopeExit> exit = std::exchange(newest_scope_exit(), {}).lock();
   if (!self.attr("_is_open").is_none()) raise_state_error("this can be entered once: make another one");
   self.attr("_is_open") = true;
   try {
-    return self.attr("_open")();
+    py::object result = self.attr("_open")();
+    if (exit != nullptr && exit->owner.is(self)) exit->has_entered = true;
+    return result;
   } catch (const py::error_already_set& error) {
     const py::object first = error.value();
     try {
@@ -152,9 +180,14 @@ void exit_scope(const py::object& self, const py::args& exception) {
   close_scope(self, exception.size() > 1 ? py::object(exception[1]) : py::none());
 }
 
-// Dropped inside: as the end of a generator would. Python reports errors of this.
-void drop_scope(const py::object& self) {
-  if (self.attr("_is_open").cast<bool>()) close_scope(self, py::none());
+// `__exit__` of the class, as ExitOfClass.
+struct ScopeExitOfClass {};
+
+py::object get_scope_exit(const py::object& self, const py::object& owner, const py::object&) {
+  if (owner.is_none()) return self;
+  const auto exit = std::make_shared<ScopeExit>(owner);
+  newest_scope_exit() = exit;
+  return py::cast(exit);
 }
 
 // --- for Python ---
@@ -224,12 +257,22 @@ void register_frames(py::module_& module) {
       .def("__call__", [](const ExitOfClass&, const py::object& owner, const py::args& exception) {
         leave_newest(owner, exception);
       });
+  py::class_<ScopeExit, std::shared_ptr<ScopeExit>>(module, "ScopeExit")
+      .def("__call__", [](ScopeExit& self, const py::args& exception) {
+        self.has_entered = false;
+        exit_scope(self.owner, exception);
+      });
+  py::class_<ScopeExitOfClass>(module, "ScopeExitOfClass")
+      .def("__get__", &get_scope_exit)
+      .def("__call__", [](const ScopeExitOfClass&, const py::object& owner, const py::args& exception) {
+        exit_scope(owner, exception);
+      });
   const auto method = [&](auto function) { return py::cpp_function(function, py::is_method(module)); };
   make_class(module, "AllocationScope",
              py::dict("__enter__"_a = method(&enter_allocation_scope), "__exit__"_a = ExitOfClass()));
   make_class(module, "Scope",
              py::dict("_is_open"_a = py::none(), "_failure"_a = py::none(), "__enter__"_a = method(&enter_scope),
-                      "__exit__"_a = method(&exit_scope), "__del__"_a = method(&drop_scope)));
+                      "__exit__"_a = ScopeExitOfClass(), "__del__"_a = method(&drop_scope)));
   module.def("others_in_regions", &FrameStack::others_in_regions);
   module.def("reenter", [] { FrameStack::mine().reenter(); });
   module.def("capture_count", &Frame::capture_count);

@@ -5,7 +5,7 @@ A subclass implements `_open` and `_close`:
 - `_close` undoes whatever `_open` has done so far. If an interrupt cuts it short, it is called again. So each of its
   steps must be safe to repeat.
 - `_close` returns an error of its own, or None; an exception that it raises counts as an interrupt. `_failure` is the
-  error that ended the block, or None.
+  error that ended the block, or None. It is a GeneratorExit if the scope was dropped inside.
 """
 
 import functools

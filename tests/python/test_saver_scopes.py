@@ -60,11 +60,16 @@ def test_a_scope_closes_until_it_is_done():
 
     class Dropped(Steps):
         def _close(self):
-            dropped.append(True)
+            dropped.append(type(self._failure))
 
     Dropped().__enter__()
     gc.collect()
-    assert dropped == [True]
+    assert dropped == [GeneratorExit]
+    kept = Dropped()
+    leave = kept.__exit__
+    kept.__enter__()
+    del leave
+    assert dropped == [GeneratorExit] * 2, "also while something refers to it"
 
 
 def test_an_exit_that_was_looked_up_closes_its_region_when_it_dies(saver, tag):
