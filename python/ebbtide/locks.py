@@ -3,9 +3,9 @@
 A forked child has one thread. A lock that another thread held at the fork is never released there, and a wait for it
 hangs. So every lock of this package is made here, and is free in a child, unless the forking thread holds it.
 
-From Python 3.12 on, what an interrupt raises as a loop goes back to its beginning skips the `finally` and the `with` around
-it, if the loop has a condition (https://github.com/python/cpython/issues/130279). So there is no such loop below a
-`with` of this package: it is in a function of its own (`locked`), or the `with` is left before.
+From Python 3.12 on, what an interrupt raises as a loop goes back to its beginning skips the `finally` and the `with`
+around it, if the loop has a condition (https://github.com/python/cpython/issues/130279). So there is no such loop below
+a `with` of this package: it is in a function of its own (`locked`), or the `with` is left before.
 """
 
 import functools
