@@ -42,7 +42,7 @@ size_t CopyQueue::submit(const CopyJob& job) {
       const size_t offset = range.offset + done;
       kernels::Digest* const digests = job.digests == nullptr ? nullptr : job.digests + offset / kernels::kBlockBytes;
       pieces_.push_back({number, job.device_address + offset, job.backup, job.offset + offset,
-                         std::min(piece_bytes, range.size_bytes - done), job.must_compare, digests, job.seed});
+                         std::min(piece_bytes, range.size_bytes - done), digests, job.seed});
     }
   }
   jobs_.push_back({count, count, job.then});

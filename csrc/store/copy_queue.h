@@ -32,8 +32,6 @@ struct CopyJob {
   Backup* backup = nullptr;
   size_t offset = 0;  // of the chunk, in the backup
   std::span<const CopyRange> ranges;
-  // To the store: compares with the bytes that the store holds, and writes those that differ.
-  bool must_compare = false;
   // To the store: not null receives, for each block of the chunk that moves, the digest of the bytes that the store
   // got, whatever the device writes meanwhile. Ranges, pieces and parts are whole blocks then.
   kernels::Digest* digests = nullptr;
@@ -61,7 +59,6 @@ struct CopyPiece {
   Backup* backup = nullptr;
   size_t offset = 0;  // in the backup
   size_t size_bytes = 0;
-  bool must_compare = false;
   kernels::Digest* digests = nullptr;  // of its first block on
   kernels::Digest seed = {};
   bool is_direct() const { return backup->direct() != nullptr; }

@@ -1,21 +1,14 @@
 #include "store/ring_copy.h"
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 
-#include "base/bytes.h"
 #include "base/error.h"
 #include "driver/context.h"
 #include "kernels/blocks.h"
-#include "store/aligned_bytes.h"
 #include "store/parallel.h"
 
 namespace ebbtide {
 namespace {
-
-// Bytes that the store can't show are read in parts of this size, and compared while they are in the cache.
-constexpr size_t kComparedBytes = kMiB;
 
 using Kind = CopyStep::Kind;
 
@@ -95,7 +88,7 @@ class RingCopy::Worker {
       // The bus has brought them to the store itself.
     } else if (direction_ == CopyDirection::kToDevice) {
       piece.backup->read(offset, bytes, step.size_bytes);
-    } else if (!piece.must_compare || !holds_already(*piece.backup, offset, bytes, step.size_bytes)) {
+    } else {
       piece.backup->write(offset, bytes, step.size_bytes);
     }
     queue_.part_done(*step.flight);
@@ -108,21 +101,9 @@ class RingCopy::Worker {
     }
   }
 
-  bool holds_already(const Backup& backup, size_t offset, const std::byte* bytes, size_t size_bytes) {
-    if (const std::byte* const stored = backup.memory()) return std::memcmp(stored + offset, bytes, size_bytes) == 0;
-    if (!compared_) compared_.emplace(kComparedBytes);
-    for (size_t done = 0; done < size_bytes; done += kComparedBytes) {
-      const size_t part_bytes = std::min(kComparedBytes, size_bytes - done);
-      backup.read(offset + done, compared_->get(), part_bytes);
-      if (std::memcmp(compared_->get(), bytes + done, part_bytes) != 0) return false;
-    }
-    return true;
-  }
-
   CopyEngine& engine_;
   CopyQueue& queue_;
   const CopyDirection direction_;
-  std::optional<AlignedBytes> compared_;  // made at first use
 };
 
 RingCopy::RingCopy(CopyEngine& engine, CopyDirection direction, const RingCut& cut, bool must_have_threads)

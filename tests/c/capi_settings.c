@@ -21,14 +21,11 @@ struct value {
   const char *setting, *usual, *other; /* usual: "" where NULL sets it */
 };
 static const struct value kValues[] = {
-    {"device_limit", "", "1000"},      {"host_limit", "", "1001"},
-    {"host_margin", NULL, "1002"},     {"pinned_limit", "", "1003"},
-    {"reserve", "", "1004"},           {"host_pool", "0", "1005"},
-    {"device_margin", "0", "1006"},    {"shared_handle", NULL, "1007"},
-    {"whole_fraction", "0.6", "0.25"}, {"skip_clean", "1", "0"},
-    {"skip_unused", "1", "0"},         {"skip_constant", "1", "0"},
-    {"compare_bytes", "0", "1"},       {"poison", "0", "1"},
-    {"copy_ahead", "0", "1"},
+    {"device_limit", "", "1000"},   {"host_limit", "", "1001"},      {"host_margin", NULL, "1002"},
+    {"pinned_limit", "", "1003"},   {"reserve", "", "1004"},         {"host_pool", "0", "1005"},
+    {"device_margin", "0", "1006"}, {"shared_handle", NULL, "1007"}, {"whole_fraction", "0.6", "0.25"},
+    {"skip_clean", "1", "0"},       {"skip_unused", "1", "0"},       {"skip_constant", "1", "0"},
+    {"poison", "0", "1"},           {"copy_ahead", "0", "1"},
 };
 enum { SETTINGS = sizeof kValues / sizeof kValues[0] };
 

@@ -88,7 +88,7 @@ TEST_F(HostTwinsTest, RulesThatCopyEverythingHold) {
   core().rules.skip.clean = true;
   demote_again();
   promote_and_keep();
-  core().rules.skip.must_compare = true;
+  core().rules.skip.clean = false;
   EXPECT_EQ(demote_again().totals().copied, 2 * kChunk);
   expect_resident("demoted");
 }

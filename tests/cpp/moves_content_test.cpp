@@ -13,16 +13,10 @@ namespace {
 constexpr size_t kBlocks = 4;
 constexpr size_t kBytes = kBlocks * kChunk;
 
-struct StoreCase {
-  Policy policy;
-  bool must_compare;
-};
-
-class MovesContent : public MovesWorld, public ::testing::WithParamInterface<StoreCase> {
+class MovesContent : public MovesWorld, public ::testing::WithParamInterface<Policy> {
  protected:
   MovesContent() {
-    core().rules.skip.must_compare = GetParam().must_compare;
-    address_ = alloc_chunks("w", GetParam().policy, 0, {kChunk, 2 * kChunk, kChunk});
+    address_ = alloc_chunks("w", GetParam(), 0, {kChunk, 2 * kChunk, kChunk});
     bytes_ = reinterpret_cast<unsigned char*>(address_);
   }
   ~MovesContent() override { deallocate(core(), address_); }
@@ -52,7 +46,7 @@ TEST_P(MovesContent, OneBitAtAnyEdgeIsSeen) {
   const size_t offsets[] = {0, kChunk - 1, 15, 16, kChunk / 2 - 1, kChunk - 16};
   for (size_t round = 0; round < std::size(offsets); ++round) {
     bytes_[round % kBlocks * kChunk + offsets[round]] ^= round % 2 == 0 ? 0x80 : 0x01;
-    const uint64_t wanted = GetParam().policy.retain && !GetParam().must_compare ? kChunk : kBytes;
+    const uint64_t wanted = GetParam().retain ? kChunk : kBytes;
     EXPECT_EQ(expect_back("byte " + std::to_string(offsets[round])).copied, wanted);
   }
 }
@@ -85,7 +79,7 @@ TEST_P(MovesContent, NaNsKeepTheirBits) {
   fill_words(0, {0x7fc00001});
   fill_words(1, {0x7f800001, 0xffc12344});
   expect_back("other payloads, which compare as unequal and equal alike");
-  EXPECT_EQ(expect_back("unchanged").copied, GetParam().policy.retain && !GetParam().must_compare ? 0 : kChunk);
+  EXPECT_EQ(expect_back("unchanged").copied, GetParam().retain ? 0 : kChunk);
 }
 
 // The store still holds the bytes of two pauses ago for blocks that were constant meanwhile.
@@ -101,17 +95,13 @@ TEST_P(MovesContent, ChangesThatComeAndGoAreNeverTakenForTheStoredBytes) {
   }
 }
 
-const StoreCase kCases[] = {{{BackupKind::kRam, true}, false},
-                            {{BackupKind::kRam, true}, true},
-                            {{BackupKind::kRam, false}, false},
-                            {{BackupKind::kPinned, true}, false},
-                            {{BackupKind::kDisk, true}, false}};
-std::string name_of(const ::testing::TestParamInfo<StoreCase>& info) {
+const Policy kPolicies[] = {
+    {BackupKind::kRam, true}, {BackupKind::kRam, false}, {BackupKind::kPinned, true}, {BackupKind::kDisk, true}};
+std::string name_of(const ::testing::TestParamInfo<Policy>& info) {
   const char* const kinds[] = {"none", "ram", "pinned", "disk"};
-  return std::string(kinds[static_cast<int>(info.param.policy.backup)]) +
-         (info.param.policy.retain ? "_retained" : "") + (info.param.must_compare ? "_compared" : "");
+  return std::string(kinds[static_cast<int>(info.param.backup)]) + (info.param.retain ? "_retained" : "");
 }
-INSTANTIATE_TEST_SUITE_P(Stores, MovesContent, ::testing::ValuesIn(kCases), name_of);
+INSTANTIATE_TEST_SUITE_P(Stores, MovesContent, ::testing::ValuesIn(kPolicies), name_of);
 
 // A program should not write to memory that is being paused. If it does, a write between the digest and the copy comes
 // back, and a later one is lost. The next pause treats neither as clean.

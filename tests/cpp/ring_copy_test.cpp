@@ -147,25 +147,6 @@ TEST_P(CopyTest, OnlyTheRangesOfAJobMove) {
   EXPECT_EQ(std::memcmp(backup_.view() + kChunk, zeros.data(), kUnit), 0);
 }
 
-TEST_P(CopyTest, ComparedBlocksAreWrittenOnlyWhereTheyDiffer) {
-  fill(address(), kBytes, 1);
-  run(CopyDirection::kToStore, jobs_, [](size_t) {});
-  std::vector<CopyJob> compared = jobs_;
-  for (CopyJob& job : compared) job.must_compare = true;
-  backup_.writes = 0;
-  run(CopyDirection::kToStore, compared, [](size_t) {});
-  EXPECT_EQ(backup_.writes, 0);
-  EXPECT_GT(backup_.reads.exchange(0), 0);
-  backup_.is_shown = true;
-  run(CopyDirection::kToStore, compared, [](size_t) {});
-  EXPECT_EQ(backup_.writes + backup_.reads, 0) << "looked at where it lies";
-  backup_.is_shown = false;
-  reinterpret_cast<std::byte*>(address())[used_bytes_ - 1] ^= std::byte{1};
-  run(CopyDirection::kToStore, compared, [](size_t) {});
-  EXPECT_EQ(backup_.writes, 1);
-  for (const CopyJob& job : jobs_) EXPECT_TRUE(is_same(job));
-}
-
 // Backups in memory are cut into parts between the threads. A file gets requests of its own size.
 TEST_P(CopyTest, PartsAreAsLargeAsTheStoreWants) {
   fill(address(), kBytes, 1);
@@ -219,34 +200,6 @@ TEST_P(CopyTest, APartThatTakesLongHoldsUpNothingButItsRoom) {
   run(CopyDirection::kToStore, std::span(&job, 1), [](size_t) {});
   EXPECT_GE(others_meanwhile, has_others ? awaited - 1 : 0);
   EXPECT_TRUE(is_same(job));
-}
-
-// Pieces that are compared in several parts, on a backup that must be read and on one that shows its memory.
-TEST_P(CopyTest, ALargePieceIsComparedToItsEnd) {
-  constexpr size_t kPiece = kMiB + 4096;
-  const RingCut cut = {GetParam().threads, kPiece, kPiece, kPiece, kPiece};
-  CopyEngine engine(0, HostMemory::allocate(kPiece));
-  const CopyRange range = {0, kPiece};
-  const auto copy_once = [&](bool must_compare) {
-    RingCopy copy(engine, CopyDirection::kToStore, cut);
-    copy.submit({address(), &backup_, 0, std::span(&range, 1), must_compare});
-    while (copy.finish_next()) {
-    }
-  };
-  fill(address(), kPiece, 1);
-  copy_once(false);
-  for (const bool is_shown : {false, true}) {
-    backup_.is_shown = is_shown;
-    for (const size_t at : {size_t{0}, kMiB - 1, size_t{kMiB}, kPiece - 1}) {
-      reinterpret_cast<std::byte*>(address())[at] ^= std::byte{1};
-      backup_.writes = 0;
-      copy_once(true);
-      EXPECT_EQ(backup_.writes, 1) << at;
-      copy_once(true);
-      EXPECT_EQ(backup_.writes, 1) << at;
-      EXPECT_EQ(std::memcmp(backup_.view(), reinterpret_cast<const void*>(address()), kPiece), 0);
-    }
-  }
 }
 
 // A backup that the copy engine can access directly needs no ring.

@@ -46,17 +46,6 @@ TEST_F(VerdictsTest, EachBlockIsCopiedChangedCleanUnusedOrConstant) {
   EXPECT_EQ(verdicts(address)[1], Verdict::kChanged) << "the answer stays until the next pause";
 }
 
-TEST_F(VerdictsTest, ComparedBytesAreNoChange) {
-  const CUdeviceptr address = alloc_retained(2 * kChunk);
-  fill(address, 2 * kChunk, 1);
-  pause();
-  resume();
-  core().rules.skip.must_compare = true;
-  bytes_at(address)[0] ^= 1;
-  pause();
-  EXPECT_EQ(verdicts(address), (Verdicts{Verdict::kChanged, Verdict::kUncompared}));
-}
-
 TEST_F(VerdictsTest, NothingIsComparedWhereThatIsOff) {
   const CUdeviceptr address = alloc_retained(kChunk);
   fill(address, kChunk, 1);

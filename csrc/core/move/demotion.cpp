@@ -47,8 +47,7 @@ void Demotion::take_host_memory(int device, Batch& batch) {
   }
   reserve_addresses(batch);
   fresh_[device] = core().host_pool.take(device, fresh_sizes, "the demotion to host memory");
-  const SkipRules& skip = core().rules.skip;
-  if (twin_blocks > 0 && skip.clean.load() && !skip.must_compare.load()) make_scan(device, batch, twin_blocks);
+  if (twin_blocks > 0 && core().rules.skip.clean.load()) make_scan(device, batch, twin_blocks);
 }
 
 bool Demotion::begin(int device, Batch& batch) {

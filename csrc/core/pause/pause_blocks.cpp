@@ -25,8 +25,7 @@ bool changed_last_time(const LeavingChunk& leaving) {
 // Whether the copies are queued behind the scan without a look at it: a block that changed before each of the last two
 // pauses has probably changed again. If not, that costs one copy, and the next pause looks first.
 bool Pause::expects_change(const DeviceWork& work) {
-  const SkipRules& skip = core().rules.skip;
-  if (work.scan == nullptr || !work.scan->is_short() || !skip.clean.load() || skip.must_compare.load()) return false;
+  if (work.scan == nullptr || !work.scan->is_short() || !core().rules.skip.clean.load()) return false;
   return std::all_of(work.handles.begin(), work.handles.end(), [](const LeavingHandle& handle) {
     return std::all_of(handle.chunks.begin(), handle.chunks.end(), changed_last_time);
   });
@@ -71,12 +70,11 @@ Verdict Pause::judge(PausedAllocation& paused, size_t block, const kernels::Bloc
   const bool was_constant = was_stored && stored.is_constant;
   stored.mark_stored();
   const bool is_known = report != nullptr && skip.clean.load() && stored.has_digest;
-  const bool is_clean = is_known && stored.digest == report->digest;
-  if (is_clean && !skip.must_compare.load()) return Verdict::kClean;
+  if (is_known && stored.digest == report->digest) return Verdict::kClean;
   stored.has_digest = stored.has_content = false;  // before its bytes in the store change
-  if (is_known && !is_clean) return Verdict::kChanged;
+  if (is_known) return Verdict::kChanged;
   if (was_constant && report != nullptr && report->is_constant == 0) return Verdict::kFilled;
-  const bool is_uncompared = report == nullptr || !skip.clean.load() || is_clean;
+  const bool is_uncompared = report == nullptr || !skip.clean.load();
   return was_stored && is_uncompared ? Verdict::kUncompared : Verdict::kCopied;
 }
 

@@ -32,8 +32,7 @@ CopyJob Pause::job_of(DeviceWork& work, LeavingChunk& leaving) {
   CopyJob job = {.device_address = leaving.address(),
                  .backup = leaving.paused->stored->backup.get(),
                  .offset = leaving.chunk->offset,
-                 .ranges = leaving.ranges,
-                 .must_compare = core().rules.skip.must_compare.load() && leaving.paused->had_backup};
+                 .ranges = leaving.ranges};
   leaving.is_followed = &leaving == &work.handles.back().chunks.back() && keeps_digests(work, leaving);
   if (leaving.is_followed)
     job.then = [&] { work.scan->queue_second_look(leaving.first_scanned, leaving.chunk->block_count()); };

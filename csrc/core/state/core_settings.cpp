@@ -46,7 +46,6 @@ bool use_value(Core& core, Setting setting, const Use& use) {
     case Setting::kSkipClean: use(rules.skip.clean); return true;
     case Setting::kSkipUnused: use(rules.skip.unused); return true;
     case Setting::kSkipConstant: use(rules.skip.constant); return true;
-    case Setting::kCompareBytes: use(rules.skip.must_compare); return true;
     case Setting::kPoison: use(rules.must_poison); return true;
     case Setting::kCopyAhead: use(rules.keeps_ahead); return true;
     default: return false;

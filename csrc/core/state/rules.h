@@ -18,7 +18,6 @@ inline constexpr kernels::Value kPoison = {0xEBEBEBEBEBEBEBEB, 0xEBEBEBEBEBEBEBE
 // The blocks that a pause may skip. Each rule can be switched off.
 struct SkipRules {
   std::atomic<bool> clean{true}, unused{true}, constant{true};
-  std::atomic<bool> must_compare{false};  // bytes are compared where a digest says that nothing changed
 };
 
 // Of all regions that overflow.

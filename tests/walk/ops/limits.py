@@ -13,7 +13,7 @@ from ..world import World
 from . import Arguments, Operation, register
 
 SIZES = (0, MIB, 3 * MIB, 8 * MIB, 30 * MIB, 100 * MIB)
-SWITCHES = ("skip_clean", "skip_unused", "skip_constant", "compare_bytes", "poison", "copy_ahead")
+SWITCHES = ("skip_clean", "skip_unused", "skip_constant", "poison", "copy_ahead")
 
 
 @register
@@ -78,7 +78,6 @@ DEFAULTS = {
     "skip_clean": True,
     "skip_unused": True,
     "skip_constant": True,
-    "compare_bytes": False,
     "poison": False,
     "copy_ahead": False,
     "disk_files": "hidden",

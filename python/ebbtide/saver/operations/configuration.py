@@ -46,7 +46,6 @@ def configure(
     skip_clean: Switch = UNCHANGED,
     skip_unused: Switch = UNCHANGED,
     skip_constant: Switch = UNCHANGED,
-    compare_bytes: Switch = UNCHANGED,
     poison: Switch = UNCHANGED,
     copy_ahead: Switch = UNCHANGED,
     progress: Shows = UNCHANGED,
@@ -87,8 +86,6 @@ def configure(
         skip_unused: whether it leaves out blocks that torch holds free, and a resume segments of which all is free.
             Their content is gone then.
         skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
-        compare_bytes: whether, where a digest says that nothing changed, the bytes are copied and compared all the
-            same. Pinned backups are simply written again.
         poison: whether memory whose content was dropped (by backup=None, as unused, or by a trim) comes back as bytes
             0xEB and not as zeros, so that a program that relied on its content is found.
         copy_ahead: whether a thread keeps the backups of tags that were resumed ahead of their next pause, as

@@ -93,8 +93,8 @@ class Explanation(Shown):
         if self.uncompared:
             lines.append(
                 f"  {format_size(self.uncompared)} had an earlier copy, and may not have changed: skip_clean was off, "
-                "compare_bytes was on, there was no memory for tables (then the report's note says so), or it had "
-                "changed before each of the two pauses before"
+                "there was no memory for tables (then the report's note says so), or it had changed before each of "
+                "the two pauses before"
             )
         if self.tensors:
             lines.append("  in these blocks now:")
