@@ -8,7 +8,6 @@ from ebbtide.settings import Setting, all_settings
 
 _VALUES = {
     "size": "a size",
-    "fraction": "0 to 1",
     "switch": "0 or 1",
     "tag": "a tag",
     "folder": "a folder",

@@ -113,8 +113,8 @@ typedef enum ebbtide_backup_kind {
 
 /* The answer to an allocation for which the device has too little memory. NONE: OUT_OF_MEMORY. The others use host
  * memory behind the same contiguous address, which the device reaches over the bus. SPLIT: the front fills the device
- * down to the reserve, and the rest goes to the host. WHOLE: an allocation larger than the whole fraction of the free
- * memory goes to the host completely, and a smaller one to the device. */
+ * down to the reserve, and the rest goes to the host. WHOLE: an allocation larger than 0.6 of the free memory goes to
+ * the host completely, and a smaller one to the device. */
 enum ebbtide_overflow { EBBTIDE_OVERFLOW_NONE, EBBTIDE_OVERFLOW_SPLIT, EBBTIDE_OVERFLOW_WHOLE };
 typedef struct ebbtide_policy {
   int32_t backup;   /* ebbtide_backup_kind; default RAM */

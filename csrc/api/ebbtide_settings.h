@@ -15,7 +15,7 @@ extern "C" {
 typedef struct ebbtide_setting {
   const char* name;     /* "device_limit" */
   const char* variable; /* "EBBTIDE_DEVICE_LIMIT" */
-  const char* kind;     /* "size", "fraction", "switch", "choice", "count", "tag", "folder" or "file" */
+  const char* kind;     /* "size", "switch", "choice", "count", "tag", "folder" or "file" */
   const char* values;   /* choices and switches: "split|whole"; counts: "1|256", least and most; else "" */
   const char* fallback; /* in force while nothing sets it: a value, or words */
   const char* readers;  /* some of "core preload python simulator" */

@@ -1,4 +1,3 @@
-#include <array>
 #include <charconv>
 #include <string>
 
@@ -80,19 +79,6 @@ std::string check_size(const SettingFacts& facts, std::string_view text, std::st
   return std::to_string(size.bytes);
 }
 
-std::string check_fraction(std::string_view text, std::string_view label) {
-  const std::string_view digits = trim_spaces(text);
-  double value = -1;
-  // Not strtod, whose decimal point depends on the program's locale.
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  const bool is_number = error == std::errc() && end == digits.data() + digits.size();
-  if (!is_number || !(value >= 0 && value <= 1)) {  // NaN as well
-    refuse(label, " must be a number from 0 to 1, not " + in_quotes(text));
-  }
-  std::array<char, 32> plain{};
-  return {plain.data(), std::to_chars(plain.data(), plain.data() + plain.size(), value).ptr};
-}
-
 std::string check_count(const SettingFacts& facts, std::string_view text, std::string_view label) {
   std::string_view range = facts.values;
   const std::string least(next_word(range));
@@ -123,7 +109,6 @@ int word_index(Setting setting) noexcept {
 std::string check_setting(const SettingFacts& facts, std::string_view text, std::string_view label) {
   switch (facts.kind) {
     case SettingKind::kSize: return check_size(facts, text, label);
-    case SettingKind::kFraction: return check_fraction(text, label);
     case SettingKind::kSwitch:
     case SettingKind::kChoice: return check_word(facts, text, label);
     case SettingKind::kCount: return check_count(facts, text, label);

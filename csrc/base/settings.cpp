@@ -45,7 +45,7 @@ const SettingFacts* find_setting(std::string_view name) noexcept {
 }
 
 const char* name_of(SettingKind kind) noexcept {
-  constexpr const char* kNames[] = {"size", "fraction", "switch", "choice", "count", "tag", "folder", "file"};
+  constexpr const char* kNames[] = {"size", "switch", "choice", "count", "tag", "folder", "file"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -15,9 +15,9 @@ enum class Setting {
 #undef EBBTIDE_SETTING
 };
 
-// kSize: "16GiB" or bytes. kFraction: a number from 0 to 1. kSwitch: 0 or 1. kChoice: one of some words. kCount: a
-// whole number. kTag: base/tag.h. kFolder, kFile: a path.
-enum class SettingKind { kSize, kFraction, kSwitch, kChoice, kCount, kTag, kFolder, kFile };
+// kSize: "16GiB" or bytes. kSwitch: 0 or 1. kChoice: one of some words. kCount: a whole number. kTag: base/tag.h.
+// kFolder, kFile: a path.
+enum class SettingKind { kSize, kSwitch, kChoice, kCount, kTag, kFolder, kFile };
 
 struct SettingFacts {
   Setting id;
@@ -39,7 +39,7 @@ const SettingFacts& facts_of(Setting setting) noexcept;
 const SettingFacts* find_setting(std::string_view name) noexcept;
 const char* name_of(SettingKind kind) noexcept;
 
-// The value in its plain form: bytes, "0.25", "1", a word in lower case, a path as it is. Spaces around it don't count,
+// The value in its plain form: bytes, "1", a word in lower case, a path as it is. Spaces around it don't count,
 // but for tags and paths. Throws InvalidArgument with one sentence that begins with
 // label, which is how the caller spells the setting.
 std::string check_setting(const SettingFacts& facts, std::string_view text, std::string_view label);

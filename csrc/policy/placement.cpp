@@ -29,9 +29,9 @@ Placement place_split(uint64_t size_bytes, uint64_t room_bytes) {
   return {device_bytes, size_bytes - device_bytes};
 }
 
-Placement place_whole(uint64_t size_bytes, uint64_t room_bytes, double fraction) {
-  const bool is_within = static_cast<double>(size_bytes) <= fraction * static_cast<double>(room_bytes);
-  return is_within && size_bytes <= room_bytes ? Placement{size_bytes, 0} : Placement{0, size_bytes};
+Placement place_whole(uint64_t size_bytes, uint64_t room_bytes) {
+  const bool is_within = static_cast<double>(size_bytes) <= kWholeFraction * static_cast<double>(room_bytes);
+  return is_within ? Placement{size_bytes, 0} : Placement{0, size_bytes};
 }
 
 std::vector<uint64_t> cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes) {

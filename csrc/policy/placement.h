@@ -36,8 +36,9 @@ struct Placement {
 };
 // size_bytes: a multiple of the granularity; room_bytes: of usable_bytes().
 Placement place_split(uint64_t size_bytes, uint64_t room_bytes);
-// All of it on the host if it is larger than this fraction (0 to 1) of the room, else all of it on the device.
-Placement place_whole(uint64_t size_bytes, uint64_t room_bytes, double fraction);
+// All of it on the host if it is larger than kWholeFraction of the room, else all of it on the device.
+Placement place_whole(uint64_t size_bytes, uint64_t room_bytes);
+inline constexpr double kWholeFraction = 0.6;
 
 // Sizes of host chunks, in order, whose sum is size_bytes: 64 MiB each, and the rest in powers of two of the
 // granularity. The few different sizes let allocations reuse each other's chunks.
@@ -48,6 +49,5 @@ bool is_cut_for_host(uint64_t size_bytes, uint64_t granularity_bytes);
 
 // min(512 MiB, a sixteenth of the device).
 uint64_t default_reserve(uint64_t total_bytes);
-inline constexpr double kDefaultWholeFraction = 0.6;
 
 }  // namespace ebbtide::policy

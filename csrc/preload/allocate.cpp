@@ -91,8 +91,7 @@ bool must_place(const Request& request) {
       return request.size_bytes > usable_device_bytes(core, request.device, request.size_bytes);
     case OnShortage::kWhole: {
       const uint64_t room_bytes = usable_device_bytes(core, request.device, request.size_bytes);
-      return policy::place_whole(request.size_bytes, room_bytes, core.rules.overflow.whole_fraction.load()).host_bytes >
-             0;
+      return policy::place_whole(request.size_bytes, room_bytes).host_bytes > 0;
     }
     case OnShortage::kSplit:
       return !policy::is_small(request.size_bytes) && are_full[static_cast<size_t>(request.device)].load() &&

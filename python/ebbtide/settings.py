@@ -13,12 +13,11 @@ from typing import Any
 
 from ebbtide.errors import StoreError, neutral
 
-_FORMS = {"size": "SIZE", "fraction": "FRACTION", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
+_FORMS = {"size": "SIZE", "count": "NUMBER", "tag": "TAG", "folder": "PATH", "file": "PATH"}
 _EXPECTED = {
     "folder": "a path of text",
     "file": "a path of text",
     "switch": "True or False",
-    "fraction": "a number from 0 to 1",
     "size": 'a size like "16GiB" or an int of bytes',
     "count": "a whole number",
 }
@@ -33,7 +32,7 @@ class Setting:
 
     Attributes:
         name: the keyword of `saver.configure` and `ebbtide.env`; `ebbtide run` spells it with dashes.
-        kind: "size", "fraction", "switch", "choice", "count", "tag", "folder" or "file".
+        kind: "size", "switch", "choice", "count", "tag", "folder" or "file".
         values: "split|whole" of a choice, "1|256" (least and most) of a count; "" for any.
         fallback: in force while nothing sets it: a value, or words where it depends on the machine.
         readers: some of "core preload python simulator".
@@ -154,17 +153,15 @@ def as_text(setting: Setting, value: object, label: str, takes_text: bool) -> st
     kind = setting.kind
     if value is None and "none" in setting.choices:  # as saver.region takes it
         return "none"
-    if isinstance(value, str) and (takes_text or kind not in ("switch", "fraction", "count")):
+    if isinstance(value, str) and (takes_text or kind not in ("switch", "count")):
         return value
     if kind in ("folder", "file") and isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
         return path
     if kind == "switch" and isinstance(value, bool):
         return str(int(value))
-    if kind in ("size", "fraction", "count") and isinstance(value, int) and not isinstance(value, bool):
+    if kind in ("size", "count") and isinstance(value, int) and not isinstance(value, bool):
         # More digits may be an error of Python's, and a subclass may be shown in another way.
         return str(max(-_BEYOND_ANY_SIZE, min(int(value), _BEYOND_ANY_SIZE)))
-    if kind == "fraction" and isinstance(value, float):
-        return float.__repr__(value)
     if kind == "tag":
         raise TypeError(f"a tag is a str, not {type(value).__name__}")
     expected = _EXPECTED.get(kind) or f"one of {', '.join(setting.choices)}"

@@ -23,9 +23,9 @@ struct value {
 static const struct value kValues[] = {
     {"device_limit", "", "1000"},   {"host_limit", "", "1001"},      {"host_margin", NULL, "1002"},
     {"pinned_limit", "", "1003"},   {"reserve", "", "1004"},         {"host_pool", "0", "1005"},
-    {"device_margin", "0", "1006"}, {"shared_handle", NULL, "1007"}, {"whole_fraction", "0.6", "0.25"},
-    {"skip_clean", "1", "0"},       {"skip_unused", "1", "0"},       {"skip_constant", "1", "0"},
-    {"poison", "0", "1"},           {"copy_ahead", "0", "1"},
+    {"device_margin", "0", "1006"}, {"shared_handle", NULL, "1007"}, {"skip_clean", "1", "0"},
+    {"skip_unused", "1", "0"},      {"skip_constant", "1", "0"},     {"poison", "0", "1"},
+    {"copy_ahead", "0", "1"},
 };
 enum { SETTINGS = sizeof kValues / sizeof kValues[0] };
 
@@ -48,11 +48,9 @@ static void every_setting_is_its_own(void) {
 static void bad_values_set_nothing(void) {
   for (const char* const* bad = (const char* const[]){"-1", "2", "on", "", NULL}; *bad != NULL; ++bad)
     REFUSED(ebbtide_configure("skip_clean", *bad, &error));
-  for (const char* const* bad = (const char* const[]){"-0.01", "1.01", "-inf", "inf", "nan", NULL}; *bad != NULL; ++bad)
-    REFUSED(ebbtide_configure("whole_fraction", *bad, &error));
   REFUSED(ebbtide_configure("no_such_setting", "1", &error));
   SAYS("no_such_setting");
-  CHECK(strcmp(setting_of("skip_clean"), "1") == 0 && strcmp(setting_of("whole_fraction"), "0.6") == 0);
+  CHECK(strcmp(setting_of("skip_clean"), "1") == 0);
 }
 
 static ebbtide_device_info device_info(void) {

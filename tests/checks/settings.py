@@ -15,7 +15,6 @@ BAD_VARIABLES = {
     "EBBTIDE_HOST_MARGIN": ("-1GiB", " must not be negative: '-1GiB'"),
     "EBBTIDE_HOST_POOL": ("99999999TiB", " is beyond any memory: '99999999TiB'"),
     "EBBTIDE_RESERVE": (".5GiB", f" {SIZE} '.5GiB'"),
-    "EBBTIDE_WHOLE_FRACTION": ("1.1", " must be a number from 0 to 1, not '1.1'"),
     "EBBTIDE_REPORT": ("all", " must be one of device, free, total, not 'all'"),
     "EBBTIDE_PAUSEABLE": ("yes", " must be 0 or 1, not 'yes'"),
     "EBBTIDE_PAUSEABLE_ALL": ("all", " must be 0 or 1, not 'all'"),

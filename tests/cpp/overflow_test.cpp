@@ -1,6 +1,4 @@
 // What spills, where it is, and how every operation treats it.
-#include <clocale>
-#include <cstdlib>
 #include <thread>
 
 #include "base/error.h"
@@ -72,9 +70,8 @@ TEST_F(OverflowTest, WholeGoesByTheShareOfWhatIsFree) {
   core().budgets.device.set_limit(10 * kChunk);
   EXPECT_EQ(core().registry.find(alloc_with("w", kWholeRam, 7 * kChunk))->device_bytes(), 0u);
   EXPECT_EQ(core().registry.find(alloc_with("w", kWholeRam, 6 * kChunk))->host_bytes(), 0u);
-  core().rules.overflow.whole_fraction = 1;
-  EXPECT_EQ(core().registry.find(alloc_with("w", kWholeRam, 4 * kChunk))->host_bytes(), 0u);
-  EXPECT_EQ(core().registry.find(alloc_with("w", kWholeRam, kChunk))->device_bytes(), 0u);
+  EXPECT_EQ(core().registry.find(alloc_with("w", kWholeRam, 3 * kChunk))->device_bytes(), 0u);
+  EXPECT_EQ(core().registry.find(alloc_with("w", kWholeRam, 2 * kChunk))->host_bytes(), 0u);
 }
 
 TEST_F(OverflowTest, WholeLiesOnTheDeviceWhereTheHostRefuses) {
@@ -276,25 +273,6 @@ TEST_F(OverflowTest, APoolBeyondTheMachineIsRefusedAndTheOldSizeStays) {
   core().host_pool.set_capacity(kGiB);
   EXPECT_THROW(core().host_pool.set_capacity(100ull << 40), InvalidArgument);
   EXPECT_EQ(core().host_pool.capacity_bytes(), kGiB);
-}
-
-TEST_F(OverflowTest, AFractionIsReadAlikeInEveryLocale) {
-  std::setlocale(LC_NUMERIC, "de_DE.UTF-8");  // if the machine has this locale
-  const auto read = [&](const char* text) {
-    ::setenv("EBBTIDE_WHOLE_FRACTION", text, 1);
-    start();
-    return core().rules.overflow.whole_fraction.load();
-  };
-  EXPECT_EQ(read("0.25"), 0.25);
-  EXPECT_EQ(read("2.5e-1"), 0.25);
-  EXPECT_EQ(read(" 0.25 "), 0.25);
-  EXPECT_EQ(read("1"), 1.0);
-  EXPECT_EQ(read("0"), 0.0);
-  for (const char* text : {"0,25", "0x.4", "0. 25", "nan", "1.5", "-1", "x"}) {
-    EXPECT_EQ(read(text), policy::kDefaultWholeFraction) << text;
-  }
-  ::unsetenv("EBBTIDE_WHOLE_FRACTION");
-  std::setlocale(LC_NUMERIC, "C");
 }
 
 TEST_F(OverflowTest, FillStopsWhereTheBudgetEnds) {

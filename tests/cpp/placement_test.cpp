@@ -102,16 +102,11 @@ TEST(Placement, WholeNeverSplits) {
   for (int round = 0; round < 2000; ++round) {
     const uint64_t size = (1 + draw.units()) * kUnit;
     const uint64_t room = draw.units() * kUnit;
-    const double fraction = static_cast<double>(draw.random() % 1001) / 1000;
-    const Placement placed = place_whole(size, room, fraction);
+    const Placement placed = place_whole(size, room);
     EXPECT_EQ(placed.device_bytes + placed.host_bytes, size);
     EXPECT_TRUE(placed.device_bytes == 0 || placed.host_bytes == 0);
-    EXPECT_LE(placed.device_bytes, room);
-    const bool is_small = static_cast<double>(size) <= fraction * static_cast<double>(room);
-    EXPECT_EQ(placed.host_bytes == 0, is_small && size <= room);
+    EXPECT_EQ(placed.host_bytes == 0, 10 * size <= 6 * room);
   }
-  EXPECT_EQ(place_whole(kUnit, kUnit, 1).host_bytes, 0u);
-  EXPECT_EQ(place_whole(kUnit, 100 * kUnit, 0).host_bytes, kUnit);
 }
 
 TEST(Placement, HostChunksHaveFewSizes) {

@@ -54,15 +54,6 @@ TEST(SettingsTest, WhatIsNoSizeIsRefused) {
             "x must be a size like \"16GiB\" or \"512MiB\", not '1\\x00'");
 }
 
-TEST(SettingsTest, AFractionDoesNotAskTheLocale) {
-  EXPECT_EQ(plain(Setting::kWholeFraction, " 0.250 "), "0.25");
-  EXPECT_EQ(plain(Setting::kWholeFraction, "1"), "1");
-  for (const char* text : {"", "nan", "inf", "-0.1", "1.0001", "0,5", "half", "0.5x"}) {
-    EXPECT_EQ(refusal(Setting::kWholeFraction, text),
-              "x must be a number from 0 to 1, not '" + std::string(text) + "'");
-  }
-}
-
 TEST(SettingsTest, WordsAndCountsAndPaths) {
   EXPECT_EQ(plain(Setting::kOverflow, " Whole "), "whole");
   EXPECT_EQ(refusal(Setting::kOverflow, "split|whole"),

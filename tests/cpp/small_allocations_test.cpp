@@ -40,24 +40,23 @@ TEST_F(SmallAllocations, TheLastOfTheLimitIsTheirs) {
 }
 
 TEST_F(SmallAllocations, WholeLeavesItToThemToo) {
-  core().rules.overflow.whole_fraction = 1;
-  core().budgets.device.set_limit(kLimit);
-  EXPECT_EQ(place(kWholeRam, kLimit - 2 * kSmall), kLimit - kRoom);
+  core().budgets.device.set_limit(2 * kLimit);
+  EXPECT_EQ(place(kSplitRam, 2 * kLimit), 2 * kLimit - 2 * kRoom);
   EXPECT_EQ(place(kWholeRam, 2 * kSmall), 0u);
-  EXPECT_EQ(place(kWholeRam, kSmall), kSmall);
-  EXPECT_EQ(place(kWholeRam, kSmall), kSmall);
-  EXPECT_EQ(place(kWholeRam, kSmall), 0u);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(place(kWholeRam, kSmall), kSmall);
+  EXPECT_EQ(place(kWholeRam, kSmall), 0u) << "more than its share of the last 2 MiB";
 }
 
 TEST_F(SmallAllocations, HalfTheReserveIsTheirs) {
   for (const Policy& policy : {kSplitRam, kWholeRam}) {
     start();
     make_device_small(64 * kMiB);
-    core().rules.overflow.whole_fraction = 1;
-    EXPECT_EQ(place(policy, 48 * kMiB), 48 * kMiB);
+    EXPECT_EQ(place(kSplitRam, 48 * kMiB), 48 * kMiB);
     EXPECT_EQ(place(policy, 2 * kSmall), 0u);
-    for (int i = 0; i < 4; ++i) EXPECT_EQ(place(policy, kSmall), kSmall);
+    const int fitting = policy.overflow == Overflow::kSplit ? 4 : 3;  // whole takes no more than its share of the last
+    for (int i = 0; i < fitting; ++i) EXPECT_EQ(place(policy, kSmall), kSmall);
     EXPECT_EQ(place(policy, kSmall), 0u) << "the other half is for what allocates outside of regions";
+    EXPECT_EQ(place(kSplitRam, kSmall), policy.overflow == Overflow::kSplit ? 0 : kSmall);
     EXPECT_EQ(free_device_bytes(0), 8 * kMiB);
   }
 }

@@ -127,7 +127,7 @@ def test_a_split_keeps_the_reserve(clients: Clients) -> None:
 
 
 # The last 4 of the 128 MiB are for small allocations.
-ROOMY = {"EBBTIDE_DEVICE_LIMIT": str(128 * MIB), "EBBTIDE_SIM_CAPACITY": str(256 * MIB), "EBBTIDE_WHOLE_FRACTION": "1"}
+ROOMY = {"EBBTIDE_DEVICE_LIMIT": str(128 * MIB), "EBBTIDE_SIM_CAPACITY": str(256 * MIB)}
 
 
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
@@ -161,7 +161,7 @@ def test_handles_leave_it_too_unless_they_are_larger_than_it(clients: Clients, l
 def test_large_ones_leave_the_reserve_of_a_full_device(clients: Clients, policy: str, said: str) -> None:
     """64 MiB in blocks of 6 MiB. With split, the driver's own memory serves them until it is full; 8 MiB of the
     remaining memory, half the reserve, are not for large allocations."""
-    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_WHOLE_FRACTION": "1", "EBBTIDE_RESERVE": str(16 * MIB)}
+    settings = {"EBBTIDE_OVERFLOW": policy, "EBBTIDE_RESERVE": str(16 * MIB)}
     done = clients.run("linked", "mixed", "alloc", 11, 6 * MIB, 2 * MIB, **settings)
     assert (done.returncode, done.stdout) == (0, f"{said} 0 0 0 free 64\n"), done.stderr
 

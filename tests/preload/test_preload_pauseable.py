@@ -77,17 +77,17 @@ print(before, given, _core.tags()[0].resident_bytes // MIB, _core.stats()["spill
 """
 
 
-@pytest.mark.parametrize("overflow", ["none", "split", "whole"])
-def test_what_the_program_gives_back_after_a_cycle_is_room(clients: Clients, overflow: str) -> None:
+@pytest.mark.parametrize(("overflow", "spare"), [("none", 0), ("split", 0), ("whole", 6)])
+def test_what_the_program_gives_back_after_a_cycle_is_room(clients: Clients, overflow: str, spare: int) -> None:
+    """With whole, the last of the four fits a share of more than itself."""
     done = clients.start(
         [sys.executable, "-c", PROGRAM + GIVEN_BACK],
         **ALL,
         EBBTIDE_OVERFLOW=overflow,
-        EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
+        EBBTIDE_DEVICE_LIMIT=str((24 + spare) * MIB),
         EBBTIDE_RESERVE="0",
-        EBBTIDE_WHOLE_FRACTION="1",
     )
-    assert done.stdout == "0 6 24 0\n", done.stderr
+    assert done.stdout == f"{spare} 6 24 0\n", done.stderr
 
 
 REFUSED = """
@@ -206,6 +206,5 @@ def test_torch_is_not_refused_while_the_tag_is_away(clients: Clients, policy: st
         EBBTIDE_OVERFLOW=policy,
         EBBTIDE_DEVICE_LIMIT=str(24 * MIB),
         EBBTIDE_RESERVE="0",
-        EBBTIDE_WHOLE_FRACTION="1",
     )
     assert done.stdout == "refused, then taken\ntaken\nrefused, then taken\n", done.stderr

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from preload_clients import MIB, Clients
 
-LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(24 * MIB), "EBBTIDE_RESERVE": "0", "EBBTIDE_WHOLE_FRACTION": "1"}
+LIMIT = {"EBBTIDE_DEVICE_LIMIT": str(28 * MIB), "EBBTIDE_RESERVE": "0"}
 
 
 def run_torch(clients: Clients, size: int, policy: str) -> subprocess.CompletedProcess[str]:

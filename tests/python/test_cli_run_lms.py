@@ -356,7 +356,7 @@ def test_pauseable_from_an_outer_run_is_refused_too(run):
     [
         ("--lms 1GiB --device-limit 8MiB", 8 * MIB),
         ("--lms 8MiB --device-limit 1GiB --overflow none", 8 * MIB),
-        ("--lms 8MiB --overflow whole --whole-fraction 0.5 --report total --reserve 0", 8 * MIB),
+        ("--lms 8MiB --overflow whole --report total --reserve 0", 8 * MIB),
     ],
 )
 def test_the_lower_limit_holds_whatever_the_overflow_policy(run, options, in_force):

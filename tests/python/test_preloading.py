@@ -43,7 +43,6 @@ def environment_seen_by(command):
         ({}, []),
         ({"overflow": None}, ["--overflow", "none"]),
         ({"overflow": "managed", "reserve": 1 << 20}, ["--overflow", "managed", "--reserve", "1MiB"]),
-        ({"overflow": "whole", "whole_fraction": 0.5}, ["--overflow", "whole", "--whole-fraction", "0.50"]),
         (
             {"pauseable": True, "tag": "job", "backup": None, "summary": False, "log": "error"},
             ["--pauseable", "--tag", "job", "--backup", "none", "--no-summary", "--log", "error"],
@@ -111,9 +110,6 @@ def test_env_changes_nothing(tmp_path):
         ({"summary": "yes"}, ValueError, "summary must be 0 or 1, not 'yes'"),
         ({"overflow": 1}, ValueError, "overflow must be one of"),
         ({"report": None}, ValueError, "report must be one of device, free, total, not None"),
-        ({"overflow": "whole", "whole_fraction": True}, TypeError, "whole_fraction must be a number"),
-        ({"overflow": "whole", "whole_fraction": None}, TypeError, "whole_fraction must be a number"),
-        ({"overflow": "whole", "whole_fraction": float("inf")}, ValueError, "whole_fraction must be a number"),
         ({"pauseable": True, "tag": 5}, TypeError, "a tag is a str"),
         ({"tag": "job"}, ValueError, "tag means nothing without pauseable"),
         ({"lms": True}, TypeError, "lms must be a size"),

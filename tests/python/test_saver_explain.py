@@ -287,10 +287,9 @@ def test_settings_can_be_read_and_set_again(saver):
     before = saver.settings()
     assert before["skip_clean"] is True
     assert before["device_limit"] is None
-    saver.configure(device_limit="3GiB", skip_clean=False, whole_fraction=0.25, host_margin="5MiB")
+    saver.configure(device_limit="3GiB", skip_clean=False, host_margin="5MiB")
     found = saver.settings()
-    assert (found["device_limit"], found["skip_clean"], found["whole_fraction"]) == (3 << 30, False, 0.25)
-    assert found["host_margin"] == 5 * MIB
+    assert (found["device_limit"], found["skip_clean"], found["host_margin"]) == (3 << 30, False, 5 * MIB)
     saver.configure(**before)
     assert saver.settings() == before
     saver.configure(disk_directory=None)  # chosen by nobody again

@@ -212,20 +212,16 @@ def test_a_finalizer_in_the_thread_that_copies_ahead_may_resume(run_python, driv
 
 
 def test_numbers_of_other_kinds(saver, tag):
-    class Share(float):
-        def __repr__(self):
-            return "a half"
-
     class Size(int):
         def __str__(self):
             return "some"
 
-    before = {name: saver.settings()[name] for name in ("whole_fraction", "host_limit")}
+    before = saver.settings()["host_limit"]
     try:
-        saver.configure(whole_fraction=Share(0.5), host_limit=Size(1 << 40))
-        assert saver.settings()["whole_fraction"] == 0.5 and saver.settings()["host_limit"] == 1 << 40
+        saver.configure(host_limit=Size(1 << 40))
+        assert saver.settings()["host_limit"] == 1 << 40
     finally:
-        saver.configure(**before)
+        saver.configure(host_limit=before)
     with saver.region(tag):
         data = torch.ones(4, device=saver.device)
     for timeout in (10**400, math.inf):

@@ -26,7 +26,7 @@ def room(saver):
         saver.configure(device_limit=held + mib * MIB, reserve=0)
 
     yield leave
-    saver.configure(device_limit=None, reserve=None, host_pool=0, whole_fraction=0.6)
+    saver.configure(device_limit=None, reserve=None, host_pool=0)
 
 
 def noise(saver, tag, mib, **options):
@@ -80,7 +80,6 @@ def test_whole_never_splits(saver, tag, tag2, room):
     noise_large = noise(saver, tag, 26, overflow="whole")
     noise_small = noise(saver, tag2, 24, overflow="whole")
     assert (spilled(saver, tag), spilled(saver, tag2)) == (26 * MIB, 0)
-    saver.configure(whole_fraction=1)
     del noise_large, noise_small
 
 
@@ -231,12 +230,6 @@ def test_regions_say_their_policy(saver, tag):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"whole_fraction": 1.5}, ValueError),
-        ({"whole_fraction": -0.1}, ValueError),
-        ({"whole_fraction": float("nan")}, ValueError),
-        ({"whole_fraction": "0.5"}, TypeError),
-        ({"whole_fraction": True}, TypeError),
-        ({"whole_fraction": None}, TypeError),
         ({"host_pool": None}, TypeError),
         ({"shared_handle": None}, TypeError),
         ({"reserve": "much"}, ValueError),
@@ -253,32 +246,17 @@ def test_variables_set_what_configure_sets(run_python, driver_name):
         from ebbtide import _core, saver
         with saver.region("w", overflow="split"):
             pass
-        for name in ("reserve", "host_pool", "whole_fraction", "shared_handle"):
+        for name in ("reserve", "host_pool", "shared_handle"):
             print(_core.get_setting(name).decode())
         print(_core.stats()["host_pool_bytes"])
         """,
         EBBTIDE_DRIVER=driver_name,
         EBBTIDE_RESERVE="3MiB",
         EBBTIDE_HOST_POOL="130MiB",
-        EBBTIDE_WHOLE_FRACTION="0.25",
         EBBTIDE_SHARED_HANDLE="64MiB",
     )
-    expected = [str(3 * MIB), str(130 * MIB), "0.25", str(64 * MIB), str(128 * MIB)]
+    expected = [str(3 * MIB), str(130 * MIB), str(64 * MIB), str(128 * MIB)]
     assert result.stdout.split() == expected, result.stderr
-
-
-def test_a_bad_fraction_is_a_sentence(run_python, driver_name):
-    result = run_python(
-        """
-        from ebbtide import saver
-        with saver.region("w"):
-            pass
-        """,
-        EBBTIDE_DRIVER=driver_name,
-        EBBTIDE_WHOLE_FRACTION="60%",
-    )
-    assert result.returncode != 0
-    assert "EBBTIDE_WHOLE_FRACTION must be a number from 0 to 1, not '60%'" in result.stderr
 
 
 def test_two_processes_share_one_host_limit(run_python, driver_name, tmp_path):

@@ -157,17 +157,6 @@ def test_configure_refuses_with_the_same_words_and_sets_nothing(saver, setting):
     assert _core.get_setting("device_limit") == before
 
 
-def test_a_fraction_is_from_0_to_1_wherever_it_is_given(saver, clean):
-    for fraction in (0, 1, 0.25):
-        saver.configure(whole_fraction=fraction)
-        assert float(_core.get_setting("whole_fraction")) == fraction
-        given = run_options.to_variables({"overflow": "whole", "whole_fraction": fraction}, {})
-        assert float(given["EBBTIDE_WHOLE_FRACTION"]) == fraction
-        clean.setenv("EBBTIDE_WHOLE_FRACTION", str(fraction))
-        settings.check_environment()
-    saver.configure(whole_fraction=0.6)
-
-
 # --- folders ---
 
 

@@ -18,10 +18,10 @@ namespace {
 // Others may take memory that was free a moment ago: after so many looks, nothing is asked of the device.
 constexpr int kLooks = 2;
 
-policy::Placement place(const Core& core, const Policy& policy, uint64_t size_bytes, uint64_t room_bytes) {
+policy::Placement place(const Policy& policy, uint64_t size_bytes, uint64_t room_bytes) {
   if (policy.overflow == Overflow::kNone) return {size_bytes, 0};
   if (policy.overflow == Overflow::kSplit) return policy::place_split(size_bytes, room_bytes);
-  return policy::place_whole(size_bytes, room_bytes, core.rules.overflow.whole_fraction.load());
+  return policy::place_whole(size_bytes, room_bytes);
 }
 
 // The pieces of the part on the host. Where the host has none, and the device has room for the bytes that it was to be
@@ -70,7 +70,7 @@ SpillResult build_spilling(Core& core, const AllocationRequest& request, bool ma
   for (int look = 0;; ++look) {
     const policy::DeviceRoom room = look < kLooks ? look_at_device(core, device) : policy::DeviceRoom{};
     const uint64_t room_bytes = policy::usable_bytes(room, size_bytes);
-    policy::Placement placement = place(core, policy, size_bytes, room_bytes);
+    policy::Placement placement = place(policy, size_bytes, room_bytes);
     // Before anything spills: memory that was freed during a step of copies ahead is room at its end.
     if (placement.host_bytes > 0 && look == 0 &&
         (core.registry.ahead_steps.wait(AheadSteps::Which::kWithFreedMemory) ||

@@ -1,6 +1,5 @@
 #include "core/state/core_settings.h"
 
-#include <array>
 #include <charconv>
 #include <cstdint>
 #include <string>
@@ -17,12 +16,6 @@ uint64_t size_of(const std::optional<std::string>& text) {
   uint64_t bytes = kUnlimited;
   if (text) std::from_chars(text->data(), text->data() + text->size(), bytes);
   return bytes;
-}
-
-double fraction_of(const std::string& text) {
-  double fraction = 0;
-  std::from_chars(text.data(), text.data() + text.size(), fraction);
-  return fraction;
 }
 
 void set_folder(const std::optional<std::string>& text) {
@@ -42,7 +35,6 @@ bool use_value(Core& core, Setting setting, const Use& use) {
   switch (setting) {
     case Setting::kReserve: use(rules.overflow.reserve_bytes); return true;
     case Setting::kSharedHandle: use(rules.shared_handle_bytes); return true;
-    case Setting::kWholeFraction: use(rules.overflow.whole_fraction); return true;
     case Setting::kSkipClean: use(rules.skip.clean); return true;
     case Setting::kSkipUnused: use(rules.skip.unused); return true;
     case Setting::kSkipConstant: use(rules.skip.constant); return true;
@@ -55,7 +47,6 @@ bool use_value(Core& core, Setting setting, const Use& use) {
 struct Parse {
   const std::optional<std::string>& text;
   void operator()(std::atomic<uint64_t>& value) const { value.store(size_of(text)); }
-  void operator()(std::atomic<double>& value) const { value.store(fraction_of(text.value_or(""))); }
   void operator()(std::atomic<bool>& value) const { value.store(text == "1"); }
 };
 
@@ -77,11 +68,6 @@ void apply(Core& core, Setting setting, const std::optional<std::string>& text) 
 std::string text_of(uint64_t bytes) { return bytes == kUnlimited ? "" : std::to_string(bytes); }
 
 std::string text_of(bool is_on) { return is_on ? "1" : "0"; }
-
-std::string text_of(double fraction) {
-  std::array<char, 32> text{};
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), fraction).ptr};
-}
 
 }  // namespace
 

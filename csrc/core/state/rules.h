@@ -33,7 +33,6 @@ struct OverflowRules {
   uint64_t room_for_small(uint64_t limit_bytes) const {
     return policy::room_for_small(limit_bytes, reserve_bytes.load());
   }
-  std::atomic<double> whole_fraction{policy::kDefaultWholeFraction};
 };
 
 struct Rules {

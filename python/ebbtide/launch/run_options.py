@@ -18,7 +18,6 @@ def options() -> tuple[Setting, ...]:
 _NEEDS = {
     "tag": ("pauseable", "1"),
     "backup": ("pauseable", "1"),
-    "whole_fraction": ("overflow", "whole"),
     "lms_min_size": ("lms", ""),
 }
 _TMS_VARIABLE, _TMS_YES = "TMS_INIT_ENABLE", ("1", "true", "TRUE", "yes", "YES")

@@ -130,7 +130,6 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], tuple[type[BaseException], ...
     "size_negative": (lambda world: saver.configure(host_limit=-1), (ValueError,)),
     "size_none": (lambda world: saver.configure(host_margin=None), (TypeError,)),
     "switch": (lambda world: saver.configure(skip_clean=1), (TypeError,)),  # type: ignore[arg-type]
-    "fraction": (lambda world: saver.configure(whole_fraction=1.5), (ValueError,)),
     "one_of_two": (lambda world: saver.configure(device_limit=1, host_limit="?"), (ValueError,)),
     "folder": (lambda world: saver.configure(disk_directory=3), (TypeError,)),  # type: ignore[arg-type]
     "leave_unentered": (lambda world: saver.region("a").__exit__(None, None, None), (StateError,)),

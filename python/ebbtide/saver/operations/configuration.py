@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
@@ -23,7 +22,6 @@ class _Unchanged(Enum):
 
 UNCHANGED: Final = _Unchanged.UNCHANGED
 Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
-Fraction: TypeAlias = float | Literal[_Unchanged.UNCHANGED]
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
 Shows: TypeAlias = watch.Display | Literal[_Unchanged.UNCHANGED]
@@ -42,7 +40,6 @@ def configure(
     reserve: Limit = UNCHANGED,
     host_pool: Limit = UNCHANGED,
     shared_handle: Limit = UNCHANGED,
-    whole_fraction: Fraction = UNCHANGED,
     skip_clean: Switch = UNCHANGED,
     skip_unused: Switch = UNCHANGED,
     skip_constant: Switch = UNCHANGED,
@@ -70,8 +67,6 @@ def configure(
         shared_handle: segments of a tag that lie side by side come back behind one driver handle of at most this size,
             which makes the next resumes and pauses faster; dead ones of them give their memory back when all do,
             or at the next pause. 0: each segment keeps handles of its own.
-        whole_fraction: overflow="whole": the share of the free device memory, 0 to 1, above which an allocation lies on
-            the host.
         disk_directory: the folder of disk backups that are made from now on; None: EBBTIDE_DISK_DIRECTORY, else TMPDIR,
             else /var/tmp. It must exist, be writable and lie on a disk, not on tmpfs. A relative path means the folder
             that it names now.
@@ -164,13 +159,12 @@ def settings_in_force() -> dict[str, Any]:
     return {**found, "progress": watch.display()}
 
 
-def _value(setting: Setting, text: str) -> str | int | float | bool | None:
+def _value(setting: Setting, text: str) -> str | int | bool | None:
     if not text:
         return None
     if setting.kind == "switch":
         return text == "1"
-    readers: dict[str, Callable[[str], int | float]] = {"size": int, "fraction": float}
-    return readers[setting.kind](text) if setting.kind in readers else text
+    return int(text) if setting.kind == "size" else text
 
 
 def _check(setting: Setting, value: object, is_form_enough: bool) -> str | None:

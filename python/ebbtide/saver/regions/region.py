@@ -243,8 +243,8 @@ def region(
             memory, and copies only blocks that have changed.
         overflow: the answer when the device has too little room. None raises an OutOfMemoryError. "split" puts the
             beginning of an allocation on the device and the rest in host memory, which the device reads over the bus,
-            behind one contiguous address. "whole" puts allocations larger than a share of the free memory
-            (`configure(whole_fraction=)`) into host memory as a whole, and all others on the device.
+            behind one contiguous address. "whole" puts allocations larger than 0.6 of the free memory into
+            host memory as a whole, and all others on the device.
 
     Raises:
         TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
