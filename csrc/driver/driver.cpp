@@ -29,8 +29,7 @@ std::string library_file(DriverKind kind) {
 }
 
 void* open_library(DriverKind kind) {
-  const char* override_path = kind == DriverKind::kSim ? variable_text(Setting::kSimLibrary) : nullptr;
-  const std::string file = override_path != nullptr ? override_path : library_file(kind);
+  const std::string file = library_file(kind);
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
   const char* reason = ::dlerror();
@@ -40,8 +39,7 @@ void* open_library(DriverKind kind) {
                      "EBBTIDE_DRIVER=off to do nothing");
   }
   throw StateError("the simulated driver can't be opened: " + std::string(reason != nullptr ? reason : file) +
-                   (override_path != nullptr ? ". Unset EBBTIDE_SIM_LIBRARY, or set it to a simulated driver"
-                                             : ". Install ebbtide anew"));
+                   ". Install ebbtide anew");
 }
 
 void resolve_all(GetProcAddress get_proc_address, Driver& table) {

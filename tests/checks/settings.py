@@ -40,7 +40,7 @@ BAD_VARIABLES = {
     "EBBTIDE_SIM_CAPACITY": ("lots", f" {SIZE} 'lots'"),
 }
 # Any text is a path. What is there is another matter.
-PATHS = {"EBBTIDE_LEDGER", "EBBTIDE_CACHE_DIR", "EBBTIDE_SIM_LIBRARY", "EBBTIDE_DISK_DIRECTORY"}
+PATHS = {"EBBTIDE_LEDGER", "EBBTIDE_CACHE_DIR", "EBBTIDE_DISK_DIRECTORY"}
 
 
 def bad_values() -> dict[str, str]:

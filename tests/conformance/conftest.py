@@ -1,8 +1,7 @@
 """Conformance: one set of rules, run on the simulator and on the real driver, with the same codes expected from both.
 
-EBBTIDE_TEST_DRIVER=sim|cuda chooses; EBBTIDE_SIM_LIBRARY names libebbtide_sim.so where it is not in ebbtide's folder.
-On a GPU these tests are harmless: they take a few MiB, give everything back, and cause no error that stays. What harms
-a context runs in a process of its own (`fresh`).
+EBBTIDE_TEST_DRIVER=sim|cuda chooses. On a GPU these tests are harmless: they take a few MiB, give everything back, and
+cause no error that stays. What harms a context runs in a process of its own (`fresh`).
 """
 
 import ctypes
@@ -23,8 +22,6 @@ IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
 def library_path() -> str:
     if not IS_SIMULATED:
         return "libcuda.so.1"
-    if path := os.environ.get("EBBTIDE_SIM_LIBRARY"):
-        return path
     import ebbtide
 
     return str(Path(ebbtide.__file__ or "").parent / "libebbtide_sim.so")

@@ -41,8 +41,7 @@ struct SimControl {
 
 inline const SimControl& sim() {
   static const SimControl control = [] {
-    ::setenv("EBBTIDE_SIM_LIBRARY", EBBTIDE_SIM_PATH, 0);
-    void* library = ::dlopen(std::getenv("EBBTIDE_SIM_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    void* library = ::dlopen(EBBTIDE_SIM_PATH, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
       std::fprintf(stderr, "%s\n", ::dlerror());
       std::abort();

@@ -18,8 +18,7 @@ namespace ebbtide::testing {
 
 inline void* sim_library() {
   static void* const library = [] {
-    ::setenv("EBBTIDE_SIM_LIBRARY", EBBTIDE_SIM_PATH, 0);
-    void* opened = ::dlopen(std::getenv("EBBTIDE_SIM_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    void* opened = ::dlopen(EBBTIDE_SIM_PATH, RTLD_NOW | RTLD_LOCAL);
     if (opened == nullptr) {
       std::fprintf(stderr, "%s\n", ::dlerror());
       std::abort();
