@@ -41,12 +41,6 @@ def locked(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-def make_condition(lock: Any) -> threading.Condition:
-    """A threading.Condition over a lock of `make_lock`. Take the lock by `with lock`: an interrupt as `with condition`
-    begins would leave it taken. A forked child may not wait for it."""
-    return threading.Condition(lock)
-
-
 def make_signal() -> Any:
     """A lock that is taken, and that another thread releases once: `acquire(timeout=)` waits for it in one call into C,
     so that no interrupt comes in between. A forked child may not use it."""
