@@ -175,6 +175,12 @@ uint64_t CoreTest::resident_bytes(const std::string& tag) {
   return total;
 }
 
+size_t CoreTest::allocation_count() {
+  size_t count = 0;
+  core().registry.visit_tags([&](const Tag& tag) { count += tag.allocations.size(); });
+  return count;
+}
+
 Amounts CoreTest::amounts(const std::string& tag) {
   Amounts found;
   core().registry.visit_tag(tag, [&](const Tag& known) { found = known.total_now(); });

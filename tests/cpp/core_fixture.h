@@ -78,6 +78,7 @@ class CoreTest : public ::testing::Test {
 
   bool is_partial(const std::string& tag);
   uint64_t resident_bytes(const std::string& tag);
+  size_t allocation_count();
   Amounts amounts(const std::string& tag);
   // The parts add up to the size.
   static ::testing::AssertionResult has_every_byte_once(const Amounts& amounts);

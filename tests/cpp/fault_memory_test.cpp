@@ -50,7 +50,7 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
     EXPECT_EQ(deferred_undos::count(), 0u);
     EXPECT_EQ(Live::now(), before);
     EXPECT_EQ(core().budgets.device.held_bytes(1), 0u);
-    EXPECT_EQ(core().registry.allocation_count(), 1u);
+    EXPECT_EQ(allocation_count(), 1u);
     const CUdeviceptr again = one_alloc();
     EXPECT_EQ(core().budgets.device.held_bytes(1), size_bytes);
     deallocate(core(), again);

@@ -176,7 +176,7 @@ TEST_F(HostTree, ChargesMoveFromPromisedToTouchedAndBack) {
   EXPECT_EQ(other.size_bytes() + part.size_bytes(), kGiB);
   charge.merge(std::move(part));
   EXPECT_EQ(part.size_bytes(), 0u);  // NOLINT(bugprone-use-after-move): what a moved-from charge is
-  other.give_back_promised();
+  other.split_promised(kUnlimited);
   EXPECT_EQ(budget.held_bytes(), 6 * kGiB + kGiB / 4);
   charge = HostCharge{};
   EXPECT_EQ(budget.held_bytes(), 0u);

@@ -84,7 +84,7 @@ TEST_F(RefusalTest, HoldersAddUpToTheHeldBytesAndEachByteHasOne) {
   record.merge(whole.split_promised(kMiB));
   EXPECT_EQ(tag.bytes.load(), 4 * kMiB) << "a merged charge counts with the one that takes it";
   part.give_back_touched(kMiB);
-  whole.give_back_promised();
+  whole.split_promised(kUnlimited);
   EXPECT_EQ(tag.bytes.load(), 3 * kMiB);
   EXPECT_EQ(budget.holder("backups").bytes.load(), 0u);
   EXPECT_EQ(budget.held_bytes(), 3 * kMiB);

@@ -46,7 +46,7 @@ TEST_F(SeparateThreadsTest, Invariant12_WhatIsFreedInTheMiddleGoesWhenItEnds) {
       deallocate(core(), parts_[2]);
       EXPECT_TRUE(slow.is_running());
     }
-    EXPECT_EQ(core().registry.allocation_count(), 2u);
+    EXPECT_EQ(allocation_count(), 2u);
     EXPECT_EQ(core().budgets.device.held_bytes(0), 2 * kChunk);
     for (const uint64_t index : {1, 3}) {
       EXPECT_TRUE(holds(parts_[index], kChunk, index));
@@ -110,7 +110,7 @@ TEST_F(SeparateThreadsTest, Invariant12_WhatIsFreedWhileAPauseSeparatesGoesWhenI
   }
   claimed->commit();
   claimed.reset();
-  EXPECT_EQ(core().registry.allocation_count(), 2u);
+  EXPECT_EQ(allocation_count(), 2u);
   EXPECT_EQ(core().budgets.device.held_bytes(0), kChunk);
   EXPECT_TRUE(holds(parts_[3], kChunk, 3));
   resume();

@@ -51,7 +51,7 @@ TEST_F(SharedThreadsTest, Invariant12_AnAllocationFreedInTheMiddleOfAResumeLeave
     deallocate(core(), parts_[2]);
     EXPECT_TRUE(slow.is_running());
   }
-  EXPECT_EQ(core().registry.allocation_count(), 2u);
+  EXPECT_EQ(allocation_count(), 2u);
   EXPECT_EQ(core().budgets.device.held_bytes(0), 4 * kChunk);
   for (const uint64_t index : {1, 3}) expect_part(index);
   deallocate(core(), parts_[1]);
@@ -109,7 +109,7 @@ TEST_F(SharedThreadsTest, SeveralThreadsFreeWhatSharesWhileItLeavesAndReturns) {
       }
     });
     give_back_caches(core());
-    EXPECT_EQ(core().registry.allocation_count(), 0u);
+    EXPECT_EQ(allocation_count(), 0u);
     EXPECT_EQ(core().budgets.device.held_bytes(0), 0u);
     EXPECT_EQ(Live::now().reservations, 0u);
   }

@@ -30,7 +30,7 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAPauseNotEvenOnTheirOwn
   EXPECT_TRUE(slow.is_running()) << "all of that happened in the middle of the pause";
   slow.join();
   EXPECT_EQ(resident_bytes("w"), kChunk) << "later allocations are resident";
-  EXPECT_EQ(core().registry.allocation_count(), 2u) << "the operation has freed the doomed ones";
+  EXPECT_EQ(allocation_count(), 2u) << "the operation has freed the doomed ones";
   resume();
   EXPECT_TRUE(holds(leaving, 5 * kChunk, 1));
   deallocate(core(), fresh);
@@ -72,7 +72,7 @@ TEST_F(ThreadsTest, EverythingFreedInTheMiddleOfAnOperationGoesWithIt) {
     for (const CUdeviceptr address : all) deallocate(core(), address);
     EXPECT_TRUE(slow.is_running());
     slow.join();
-    EXPECT_EQ(core().registry.allocation_count(), 0u);
+    EXPECT_EQ(allocation_count(), 0u);
     EXPECT_EQ(Live::now().handles + Live::now().reservations, 0u);
     EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
     EXPECT_EQ(core().budgets.device.held_bytes(0) + core().budgets.device.held_bytes(1), 0u);

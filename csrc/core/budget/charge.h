@@ -35,10 +35,7 @@ class Charge {
     part_.add(std::exchange(other.part_, {}));
   }
   // The memory stays for ever, and counts for ever.
-  void keep_for_good() noexcept {
-    if (budget_ != nullptr) budget_->lose(part_);
-    budget_ = nullptr;
-  }
+  void keep_for_good() noexcept { budget_ = nullptr; }
   uint64_t size_bytes() const { return part_.size_bytes(); }
 
  protected:
@@ -46,7 +43,7 @@ class Charge {
   Part part_{};
 };
 
-// The user's limit and, beside it, that of large model support; kUnlimited where there is none.
+// Of device and host: the user's limit and, beside it, that of large model support; kUnlimited where there is none.
 class Limits {
  public:
   uint64_t limit_bytes() const { return std::min(own_limit_bytes(), lms_limit_bytes()); }

@@ -43,9 +43,8 @@ struct HostPart {
 class HostCharge : public Charge<class HostBudget, HostPart> {
  public:
   using Charge::Charge;
-  void touch(uint64_t bytes) noexcept;        // promised pages that are touched now; capped at the promised bytes
-  HostCharge split_promised(uint64_t bytes);  // capped at the promised bytes
-  void give_back_promised() noexcept { split_promised(kUnlimited); }  // bytes that were never touched
+  void touch(uint64_t bytes) noexcept;              // promised pages that are touched now; capped at the promised bytes
+  HostCharge split_promised(uint64_t bytes);        // capped at the promised bytes
   void give_back_touched(uint64_t bytes) noexcept;  // pages that went back to the system; capped at the touched bytes
   // Of the same budget. From now on it counts there, and so do charges that are merged into it or split from it.
   void hold_for(HostHolder& holder) noexcept {
@@ -93,7 +92,6 @@ class HostBudget : public Limits {
   friend Charge<HostBudget, HostPart>;
   friend class HostCharge;
   void give_back(const HostPart& part) noexcept;
-  void lose(const HostPart& /*part*/) noexcept {}
   policy::HostRules rules(const policy::HostMemory& memory) const;
   policy::HostHoldings holdings() const;
   policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }

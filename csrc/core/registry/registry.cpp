@@ -253,9 +253,4 @@ std::vector<HeldBytes> Registry::held() const {
   return rows;
 }
 
-size_t Registry::allocation_count() const {
-  const std::lock_guard lock(mutex_);
-  return by_address_.size();
-}
-
 }  // namespace ebbtide

@@ -180,7 +180,6 @@ class Registry {
   // How many tags and allocations all calls so far have looked at, except look-ups by name or address. Tests bound its
   // growth.
   uint64_t look_count() const { return look_count_.load(); }
-  size_t allocation_count() const;
 
  private:
   std::vector<Tag*> resolve(const TagRequest& request) const;

@@ -79,7 +79,7 @@ std::string show_setting(Core& core, Setting setting) {
     case Setting::kDeviceMargin: return text_of(core.budgets.device_margin.bytes());
     case Setting::kHostLimit: return text_of(core.budgets.host.own_limit_bytes());
     case Setting::kHostMargin: return text_of(core.budgets.host.margin_bytes());
-    case Setting::kPinnedLimit: return text_of(core.budgets.pinned.own_limit_bytes());
+    case Setting::kPinnedLimit: return text_of(core.budgets.pinned.limit_bytes());
     case Setting::kHostPool: return text_of(core.host_pool.capacity_bytes());
     case Setting::kDiskDirectory: return chosen_disk_directory();
     case Setting::kDiskFiles: return disk_files() == DiskFiles::kNamed ? "named" : "hidden";
