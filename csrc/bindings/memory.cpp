@@ -70,12 +70,6 @@ void register_memory(py::module_& module) {
         return get<int32_t>(ebbtide_bind_slot, check_text(tag), &policy, device);
       },
       py::arg("tag"), py::arg("device"), py::arg("backup"), retain, overflow, flushes_first);
-  module.def(
-      "slot_alloc",
-      [](int slot, uint64_t size_bytes) {
-        return as_number(without_gil([&] { return ebbtide_slot_alloc(slot, size_bytes, nullptr); }));
-      },
-      py::arg("slot"), py::arg("size_bytes"));
   module.def("torch_functions", &torch_functions, py::arg("slot"));
   module.def("last_lease", &ebbtide_last_lease);
 }

@@ -10,19 +10,10 @@ from typing import Any
 from typing_extensions import Self
 
 __version__: str
-BACKUP_AS_ALLOCATED: int  # -1
-BACKUP_NONE: int  # 0
-BACKUP_RAM: int  # 1
-BACKUP_PINNED: int  # 2
-BACKUP_DISK: int  # 3
 TAGGING_UNSET: int  # 0
 TAGGING_OFF: int  # 1
 TAGGING_ON: int  # 2
-OVERFLOW_NONE: int  # 0
-OVERFLOW_SPLIT: int  # 1
-OVERFLOW_WHOLE: int  # 2
 UNLIMITED: int  # 2**64 - 1
-SLOT_COUNT: int
 
 class Report:
     """ebbtide_report: kind is "pause", "resume", "prepare", "trim", "promote" or "demote"; sizes in bytes."""
@@ -223,7 +214,6 @@ def is_missing(address: int, size_bytes: int) -> bool: ...
 def bind_slot(
     tag: str, device: int, backup: int, retain: bool = False, overflow: int = 0, flushes_first: bool = False
 ) -> int: ...
-def slot_alloc(slot: int, size_bytes: int) -> int: ...
 def torch_functions(slot: int) -> tuple[int, int]: ...
 def last_lease() -> int: ...
 def pause_count(tag: str) -> int: ...

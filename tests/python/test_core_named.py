@@ -6,6 +6,7 @@ import pytest
 from core_sim import CHUNK, MIB, UNKNOWN, Sim, fill, is_filled
 from ebbtide import _core
 from ebbtide.errors import DriverError, StoreError
+from ebbtide.saver.values.arguments import backup_code
 
 pytestmark = [pytest.mark.sim_only, pytest.mark.usefixtures("saver")]
 
@@ -42,7 +43,7 @@ def come_back(tag):
 
 def test_a_refused_pause_opens_no_backup(alloc, tag, tag2, tmp_path):
     """What has to be refused is refused before any file is made: a folder that is gone is never met."""
-    alloc(tag, 4 * CHUNK, backup=_core.BACKUP_DISK)
+    alloc(tag, 4 * CHUNK, backup=backup_code("disk"))
     alloc(tag2, 64 * MIB)
     folder, before = tmp_path / "backups", _core.get_setting("disk_directory")
     folder.mkdir()

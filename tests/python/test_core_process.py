@@ -50,7 +50,7 @@ def refused_calls(address, operation, abandoned):
         lambda: _core.Frame().begin_capture(), operation.commit, abandoned.abandon,
     ]
 
-def expect_refused(address, operation, abandoned, slot):
+def expect_refused(address, operation, abandoned):
     for call in refused_calls(address, operation, abandoned):
         try:
             call()
@@ -58,7 +58,6 @@ def expect_refused(address, operation, abandoned, slot):
             assert "forked child" in str(error), error
         else:
             raise AssertionError(f"call {call} was allowed")
-    assert _core.slot_alloc(slot, 1) == 0
     assert _core.is_away(address, 1) is False
     assert _core.driver_name() == "sim" and _core.__version__
 """
@@ -101,7 +100,7 @@ def test_invariant_10_any_other_use_in_a_forked_child_raises(run):
     run(
         ALL_CALLS
         + """
-address, slot = block("w"), _core.bind_slot("w", 0, 1)
+address = block("w")
 block("a"), block("b"), block("c")
 operation, abandoned, dropped = (_core.claim("pause", [tag]) for tag in "abc")
 stored = block("s")
@@ -112,7 +111,7 @@ report = _core.pause(["s"])
 
 def child():
     global dropped, backup, report
-    expect_refused(address, operation, abandoned, slot)
+    expect_refused(address, operation, abandoned)
     frame.close()  # the end of a `with` that the parent began
     del dropped, backup, report
     gc.collect()
@@ -135,7 +134,7 @@ def test_invariant_10_a_child_never_hangs_whatever_locks_other_threads_held(run)
     run(
         ALL_CALLS
         + """
-address, slot = block("w"), _core.bind_slot("w", 0, 1)
+address = block("w")
 over = threading.Event()
 
 def churn():
@@ -157,7 +156,7 @@ for thread in threads:
 
 def child():
     global dropped
-    expect_refused(address, operation, abandoned, slot)
+    expect_refused(address, operation, abandoned)
     del dropped
     gc.collect()
 

@@ -10,6 +10,7 @@ import pytest
 from core_sim import CHUNK, MIB, OUT_OF_MEMORY, UNKNOWN, Block, Sim, content, fill, is_filled, set_limit
 from ebbtide import _core
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError, StoreError
+from ebbtide.saver.values.arguments import AS_ALLOCATED_CODE, NO_BACKUP_CODE, backup_code
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -22,7 +23,7 @@ LEAST_RING_BYTES, TABLE_BYTES = 4 * MIB, 64 << 10
 TAGS = ("a", "b", "c")
 SOME_TAGS = st.lists(st.sampled_from(TAGS), min_size=1, max_size=4)
 ONE_TAG = st.sampled_from(TAGS)
-BACKUPS = st.sampled_from([_core.BACKUP_RAM, _core.BACKUP_NONE])
+RAM = backup_code("ram")
 KINDS = st.sampled_from(["pause", "resume"])
 VALUES = st.integers(min_value=1, max_value=255)
 PICKS = st.integers(min_value=0, max_value=10**6)
@@ -64,7 +65,7 @@ class Core(RuleBasedStateMachine):
         found = [block for block in self.blocks if place is None or block.place == place]
         return found[number % len(found)] if found else None
 
-    @rule(tag=ONE_TAG, size=st.sampled_from([1, CHUNK, 2 * CHUNK + 1]), backup=BACKUPS)
+    @rule(tag=ONE_TAG, size=st.sampled_from([1, CHUNK, 2 * CHUNK + 1]), backup=st.sampled_from([RAM, NO_BACKUP_CODE]))
     def allocate(self, tag: str, size: int, backup: int) -> None:
         rounded = (size + CHUNK - 1) // CHUNK * CHUNK
         self.known.add(tag)
@@ -100,7 +101,7 @@ class Core(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="freed before"):
                 _core.free(block.address)
 
-    @rule(tags=SOME_TAGS, override=st.sampled_from([_core.BACKUP_AS_ALLOCATED, _core.BACKUP_RAM, _core.BACKUP_NONE]))
+    @rule(tags=SOME_TAGS, override=st.sampled_from([AS_ALLOCATED_CODE, RAM, NO_BACKUP_CODE]))
     def pause(self, tags: list[str], override: int) -> None:
         if self.refuses_unknown("pause", tags) or self.refuses_leased(tags):
             return
@@ -131,7 +132,7 @@ class Core(RuleBasedStateMachine):
     def pause_with_little_host_memory(self, tags: list[str], room: int) -> None:
         if self.refuses_unknown("pause", tags) or self.refuses_leased(tags):
             return
-        needed = sum(b.size for b in self.of(tags) if b.place == "device" and b.backup == _core.BACKUP_RAM)
+        needed = sum(b.size for b in self.of(tags) if b.place == "device" and b.backup == RAM)
         set_limit("host_limit", _core.stats()["host_held_bytes"] + room)
         try:
             report = _core.pause(self.names(tags))
@@ -143,7 +144,7 @@ class Core(RuleBasedStateMachine):
                 self.epochs[tag] += 1  # the tag was claimed and released
         else:
             assert needed <= room
-            moved, copied = self.leave(tags, _core.BACKUP_AS_ALLOCATED)
+            moved, copied = self.leave(tags, AS_ALLOCATED_CODE)
             if "everything was copied" in report.note:
                 assert room - needed < LEAST_RING_BYTES + TABLE_BYTES, "there was room for the tables of digests"
                 copied = needed
@@ -176,7 +177,7 @@ class Core(RuleBasedStateMachine):
             if kind == "pause":
                 for tag in set(tags):
                     self.epochs[tag] -= 1  # `leave` counts it
-                self.leave(tags, _core.BACKUP_AS_ALLOCATED)
+                self.leave(tags, AS_ALLOCATED_CODE)
             else:
                 self.come_back(tags)
         with pytest.raises(ValueError, match="over"):
@@ -197,7 +198,7 @@ class Core(RuleBasedStateMachine):
             assert self.device_limit != _core.UNLIMITED
             self.epochs[leaving] = self.epoch_of(leaving)
             return
-        moved_and_copied = self.leave([leaving], _core.BACKUP_AS_ALLOCATED), self.come_back([returning])
+        moved_and_copied = self.leave([leaving], AS_ALLOCATED_CODE), self.come_back([returning])
         assert tuple((report.bytes, report.copied) for report in reports) == moved_and_copied
 
     @rule(tag=ONE_TAG, pattern=st.integers(1, 7))
@@ -247,7 +248,7 @@ class Core(RuleBasedStateMachine):
                 assert len(places) == 2 or infos[self.prefix + tag] != "partial" or kind == "pause"
         else:
             self.sim.clear_failures()
-            self.leave(tags, _core.BACKUP_AS_ALLOCATED) if kind == "pause" else self.come_back(tags)
+            self.leave(tags, AS_ALLOCATED_CODE) if kind == "pause" else self.come_back(tags)
         if kind == "pause":
             self.epochs = {tag: max(self.epochs[tag], self.epoch_of(tag)) for tag in TAGS}
 
@@ -303,11 +304,11 @@ class Core(RuleBasedStateMachine):
         moved = copied = 0
         for block in self.of(tags):
             if block.place == "device":
-                backup = block.backup if override == _core.BACKUP_AS_ALLOCATED else override
-                block.place = "stored" if backup == _core.BACKUP_RAM else "dropped"
+                backup = block.backup if override == AS_ALLOCATED_CODE else override
+                block.place = "stored" if backup == RAM else "dropped"
                 block.was_seen = False
                 moved += block.size
-                copied += block.copied_bytes if backup == _core.BACKUP_RAM else 0
+                copied += block.copied_bytes if backup == RAM else 0
         for tag in set(tags):
             self.epochs[tag] += 1
         return moved, copied
@@ -325,14 +326,13 @@ class Core(RuleBasedStateMachine):
         return moved, copied
 
     def take_over_places(self, kind: str, selected: list[Block]) -> None:
-        """Updates the model from the core after a failure. Only the moves that the operation was to make may have
-        happened."""
+        """Updates the model from the core after a failure: no other moves than the operation's may have happened."""
         for block in selected:
             place = _core.find(block.address).place
             if place == block.place:
                 continue
             if kind == "pause":
-                assert (block.place, place) == ("device", "stored" if block.backup == _core.BACKUP_RAM else "dropped")
+                assert (block.place, place) == ("device", "stored" if block.backup == RAM else "dropped")
             else:
                 assert place == "device"
                 block.value = block.value if block.place == "stored" else 0

@@ -1,5 +1,9 @@
 """Bad input to the public functions is refused at once, with one sentence, and nothing changes."""
 
+import re
+from pathlib import Path
+
+import ebbtide
 import pytest
 from ebbtide import _core
 from ebbtide.saver.values import arguments
@@ -95,11 +99,15 @@ def test_python_and_the_core_agree_about_tags(saver, tag):
 
 
 def test_backup_codes_agree_with_the_core():
-    assert arguments.backup_code(None) == _core.BACKUP_NONE
-    assert arguments.backup_code("ram") == _core.BACKUP_RAM
-    assert arguments.backup_code("pinned") == _core.BACKUP_PINNED
-    assert arguments.backup_code("disk") == _core.BACKUP_DISK
-    assert arguments.operation_backup_code(arguments.AS_ALLOCATED) == _core.BACKUP_AS_ALLOCATED
+    header = Path(ebbtide.__file__).with_name("include") / "ebbtide.h"
+    codes = {name: int(code) for name, code in re.findall(r"EBBTIDE_BACKUP_(\w+) = (-?\d+)", header.read_text())}
+    assert codes == {
+        "AS_ALLOCATED": arguments.operation_backup_code(arguments.AS_ALLOCATED),
+        "NONE": arguments.backup_code(None),
+        "RAM": arguments.backup_code("ram"),
+        "PINNED": arguments.backup_code("pinned"),
+        "DISK": arguments.backup_code("disk"),
+    }
 
 
 @pytest.mark.parametrize("backup", ["", "RAM", "tape", 1, True, Ellipsis, b"ram", ["ram"]], ids=repr)

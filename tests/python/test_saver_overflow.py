@@ -9,6 +9,7 @@ from core_sim import set_limit  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.regions import startup  # noqa: E402
+from ebbtide.saver.values.arguments import overflow_code  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -164,7 +165,7 @@ def test_the_core_raises_with_numbers(saver, tag, room):
     room(4)
     saver.configure(host_limit=_core.stats()["host_held_bytes"] + 2 * MIB)
     with pytest.raises(OutOfMemoryError) as caught:
-        _core.alloc(tag, 8 * MIB, overflow=_core.OVERFLOW_SPLIT)
+        _core.alloc(tag, 8 * MIB, overflow=overflow_code("split"))
     assert caught.value.requested_bytes == 8 * MIB
 
 
@@ -263,10 +264,11 @@ def test_two_processes_share_one_host_limit(run_python, driver_name, tmp_path):
     program = """
         import subprocess, sys
         from ebbtide import _core, saver
+        from ebbtide.saver.values.arguments import overflow_code
         saver.configure(device_limit=0, host_limit="24MiB", host_margin=0)
         with saver.region("w", overflow="split"):
             pass
-        mine = _core.alloc("w", 16 << 20, overflow=_core.OVERFLOW_SPLIT)
+        mine = _core.alloc("w", 16 << 20, overflow=overflow_code("split"))
         if len(sys.argv) == 1:
             child = [sys.executable, "-c", sys.orig_argv[2], "child"]
             print(subprocess.run(child, capture_output=True, text=True).stderr)
@@ -306,7 +308,7 @@ def test_property_the_device_is_full_before_anything_spills(saver, sizes):
     try:
         for units, room_units in sizes:
             set_limit("device_limit", _core.query_device(0).held_bytes + room_units * GRANULE)
-            addresses.append(_core.alloc("property-overflow", units * GRANULE, overflow=_core.OVERFLOW_SPLIT))
+            addresses.append(_core.alloc("property-overflow", units * GRANULE, overflow=overflow_code("split")))
             info = _core.find(addresses[-1])
             assert info.host_bytes == max(0, units - room_units) * GRANULE
             assert info.resident_bytes == info.size_bytes == units * GRANULE

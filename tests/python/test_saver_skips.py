@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import backends, region_pools  # noqa: E402
 from ebbtide.saver.reclaim.look import Look  # noqa: E402
-from ebbtide.saver.values.arguments import PauseRequest  # noqa: E402
+from ebbtide.saver.values.arguments import AS_ALLOCATED_CODE, PauseRequest  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -165,7 +165,7 @@ def test_a_block_that_is_handed_out_again_is_kept(switches, tag):
 
 
 def as_allocated(*tags):
-    return PauseRequest(list(tags), _core.BACKUP_AS_ALLOCATED)
+    return PauseRequest(list(tags), AS_ALLOCATED_CODE)
 
 
 def test_a_lease_between_snapshot_and_claim_makes_the_ranges_void(switches, tag):

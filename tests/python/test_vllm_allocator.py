@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StoreError  # noqa: E402
 from ebbtide.integrations import vllm_allocator  # noqa: E402
+from ebbtide.saver.values.arguments import backup_code  # noqa: E402
 
 MIB = 1 << 20
 # The weights of these tests are no parameters: see test_vllm_kept_and_lost.py.
@@ -379,7 +380,7 @@ def test_backups_can_be_pinned_and_kept(saver, prefix):
     weights = make(saver, allocator, "weights", 12, 9)
     for _ in range(2):
         allocator.sleep(offload_tags="weights")
-        assert _core.allocations(f"{prefix}weights")[0].backup == _core.BACKUP_PINNED
+        assert _core.allocations(f"{prefix}weights")[0].backup == backup_code("pinned")
         allocator.wake_up()
         assert is_full_of(weights, 9)
     assert saver.tags()[f"{prefix}weights"].retained_bytes > 0
