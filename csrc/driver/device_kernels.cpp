@@ -40,10 +40,6 @@ bool is_final(CUresult result) {
   }
 }
 
-bool has_calls(const Driver& table) {
-  return table.cuModuleLoadData != nullptr && table.cuModuleGetFunction != nullptr && table.cuLaunchKernel != nullptr;
-}
-
 CUfunction function_of(CUmodule module, const char* entry) {
   CUfunction function = nullptr;
   check(driver().cuModuleGetFunction(&function, module, entry), "cuModuleGetFunction", std::string("name=") + entry);
@@ -51,8 +47,7 @@ CUfunction function_of(CUmodule module, const char* entry) {
 }
 
 void unload(CUmodule module) noexcept {
-  const Driver& table = *driver_if_loaded();
-  const CUresult result = table.cuModuleUnload != nullptr ? table.cuModuleUnload(module) : CUDA_SUCCESS;
+  const CUresult result = driver_if_loaded()->cuModuleUnload(module);
   if (!is_undone(result)) log_line(LogLevel::kInfo, {"cuModuleUnload failed with ", result_name(result)});
 }
 
@@ -72,10 +67,6 @@ DeviceKernels::Slot& DeviceKernels::slot_of(int device) {
 }
 
 const DeviceKernels* DeviceKernels::load(Slot& slot, int device) {
-  if (!has_calls(driver())) {
-    slot.is_hopeless = true;
-    throw StateError("the driver lacks the calls that load and launch them");
-  }
   try {
     const ContextScope scope(device);
     CUmodule module = nullptr;

@@ -23,8 +23,7 @@ std::optional<CUdevice> handle_of(const Driver& table, int device) noexcept {
 }
 
 int peer_count(const Driver* table) noexcept {
-  if (table == nullptr || table->cuDevicePrimaryCtxGetState == nullptr || table->cuDeviceCanAccessPeer == nullptr)
-    return 0;
+  if (table == nullptr) return 0;
   try {
     const int count = known_device_count();
     return count < 2 ? 0 : count < kMaxDevices ? count : kMaxDevices;

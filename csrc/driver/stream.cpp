@@ -15,7 +15,6 @@ Stream Stream::create() {
 }
 
 Stream Stream::create_first() {
-  if (driver().cuStreamCreateWithPriority == nullptr) return create();
   // A priority beyond the greatest counts as the greatest.
   constexpr int kGreatest = -1000;
   CUstream handle = nullptr;

@@ -21,12 +21,11 @@ class Event;
 class Stream : public Owner<QueueObject<CUstream, &Driver::cuStreamDestroy>> {
  public:
   static Stream create();
-  // Its kernels go before those of other streams, where the driver has priorities.
+  // Its kernels go before those of other streams, where the device has priorities.
   static Stream create_first();
   CUstream get() const { return object_.handle; }
   void synchronize() const { check(driver().cuStreamSynchronize(get()), "cuStreamSynchronize"); }
-  // What is queued from now on begins after the event as it was recorded last. Needs cuStreamWaitEvent, which is
-  // optional.
+  // What is queued from now on begins after the event as it was recorded last.
   void wait_for(const Event& event) const;
 
  private:

@@ -156,9 +156,6 @@ CopyStream& Copies::stream_of(int device, CopyDirection direction) {
 
 std::unique_ptr<Copy> Copies::begin(int device, void* destination, const void* source, size_t size_bytes,
                                     CopyDirection direction, CUstream after_stream) {
-  const Driver& table = driver();
-  if (table.cuStreamWaitEvent == nullptr || table.cuEventQuery == nullptr)
-    throw StateError("the CUDA driver lacks cuStreamWaitEvent or cuEventQuery, which large model support needs");
   const bool is_to_host = direction == CopyDirection::kToHost;
   const void* const on_host = is_to_host ? destination : source;
   const void* const on_device = is_to_host ? source : destination;

@@ -101,7 +101,7 @@ std::byte* EvictedMemory::take_from_new_slab(int device, uint64_t slab_bytes, ui
 }
 
 std::unique_ptr<EvictedMemory::Slab> EvictedMemory::make_slab(int device, uint64_t size_bytes) {
-  if (is_pinning_refused_ || !HostMemory::can_pin()) return nullptr;
+  if (is_pinning_refused_) return nullptr;
   const auto permit = gate_.try_enter();
   if (!permit || is_capture_visible(device, nullptr)) return nullptr;
   PinnedCharge pinned;

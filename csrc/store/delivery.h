@@ -60,9 +60,8 @@ class Delivery {
   void cancel() noexcept;
 
   // Makes the stream wait on the device for the first count pieces, or for the end. Any thread may call it after the
-  // launch. Throws DriverError, and StateError if the driver lacks the call.
+  // launch. Throws DriverError: with CUDA_ERROR_NOT_SUPPORTED where the device has no such waits.
   void stream_wait(CUstream stream, size_t count) const;
-  static bool can_stream_wait() { return driver().cuStreamWaitValue32 != nullptr; }
 
  private:
   struct Source {

@@ -60,7 +60,6 @@ std::unique_ptr<HostMemory> HostMemory::allocate(size_t size_bytes) {
 }
 
 std::unique_ptr<HostMemory> HostMemory::pin(size_t size_bytes, int threads) {
-  if (!can_pin()) return allocate(size_bytes);
   auto memory = map(size_bytes);
   memory->populate(threads);
   check(memory->try_pin(), "cuMemHostRegister", "size=" + std::to_string(size_bytes));
@@ -105,11 +104,6 @@ void HostMemory::discard(size_t offset, size_t range_bytes) const noexcept {
   const size_t begin = round_up(offset, kPage);
   const size_t end = (offset + range_bytes) / kPage * kPage;
   if (begin < end) ::madvise(bytes_ + begin, end - begin, MADV_DONTNEED);
-}
-
-bool HostMemory::can_pin() {
-  const Driver& table = driver();
-  return table.cuMemHostRegister != nullptr && table.cuMemHostUnregister != nullptr;
 }
 
 CUresult HostMemory::try_pin() {

@@ -17,8 +17,8 @@ class HostMemory {
   static std::unique_ptr<HostMemory> map(size_t size_bytes);
   // Pinned memory from the driver, for small tables. Throws DriverError if the system pins no more.
   static std::unique_ptr<HostMemory> allocate(size_t size_bytes);
-  // Pinned memory of any size. If the driver can, it is touched by this number of threads and then pinned; otherwise it
-  // is made as above. Throws DriverError, and StoreError if the system has no memory.
+  // Pinned memory of any size: touched by this number of threads and then pinned. Throws DriverError, and StoreError if
+  // the system has no memory.
   static std::unique_ptr<HostMemory> pin(size_t size_bytes, int threads);
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
@@ -34,8 +34,6 @@ class HostMemory {
   // Gives back the pages that lie wholly in this range; they read as zeros then.
   void discard(size_t offset, size_t range_bytes) const noexcept;
 
-  // Whether the driver can pin memory that is there.
-  static bool can_pin();
   CUresult try_pin();
   bool is_pinned() const { return is_pinned_.load(); }  // by any thread
   // The device may use it for ever, because a synchronisation failed: it stays as it is after its owner, and is not

@@ -47,20 +47,16 @@ class MemoryBackup final : public Backup {
 
 void MemoryBackup::seal() {
   if (!is_pinned_whole_) return;
-  const Shortage shortage = {memory_->size_bytes(), 0, kUnlimited};
-  if (!HostMemory::can_pin())
-    throw StoreError("this driver can't pin memory that is there already: use ram backups", shortage, Cause::kPinning);
   const CUresult result = memory_->try_pin();
   if (result == CUDA_SUCCESS) return;
   throw StoreError("the system pins no " + format_bytes(memory_->size_bytes()) +
                        " for a backup: cuMemHostRegister failed with " + result_name(result) +
                        ". Raise `ulimit -l`, pin less, or use ram backups",
-                   shortage, Cause::kPinning);
+                   {memory_->size_bytes(), 0, kUnlimited}, Cause::kPinning);
 }
 
 bool MemoryBackup::try_pin() noexcept {
   if (memory_->is_pinned()) return true;
-  if (!HostMemory::can_pin()) return false;
   const CUresult result = memory_->try_pin();
   if (result != CUDA_SUCCESS)
     log_line(LogLevel::kInfo, {"a backup stays unpinned: cuMemHostRegister failed with ", result_name(result)});

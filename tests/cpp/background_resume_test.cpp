@@ -111,14 +111,14 @@ TEST_F(BackgroundResume, WithoutKernelsAResumeInTheBackgroundIsOverAtOnce) {
   const CUdeviceptr address = alloc("w", 2 * kChunk);
   fill(address, 2 * kChunk, 1);
   DeviceKernels::forget_all();
-  sim().hide_function("cuModuleLoadData");
+  sim().fail("cuModuleLoadData", 1, CUDA_ERROR_NOT_SUPPORTED, 0);
   pause();
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   EXPECT_TRUE(pending->is_over());
   EXPECT_TRUE(pending->is_ready({address, kChunk}));
   EXPECT_EQ(pending->wait().totals().copied, 2 * kChunk);
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
-  sim().hide_function(nullptr);
+  sim().clear_failures();
   DeviceKernels::forget_all();
 }
 

@@ -165,17 +165,5 @@ TEST_F(DeviceKernelsTest, TheProbesSayWhatFails) {
   expect_no_leak();
 }
 
-// The table is filled once in a process. This test fills it before any other call.
-TEST(DeviceKernelsWithout, ADriverThatLacksTheCallsIsAskedNothing) {
-  ::setenv("EBBTIDE_LOG", "error", 1);
-  for (const char* name : {"cuModuleLoadData", "cuStreamWaitValue32"}) sim().hide_function(name);
-  use_driver("sim");
-  EXPECT_EQ(DeviceKernels::of(0), nullptr);
-  EXPECT_EQ(DeviceKernels::of(0), nullptr);
-  EXPECT_EQ(sim().calls("cuModuleLoadData") + sim().calls("cuLaunchKernel"), 0u);
-  EXPECT_FALSE(capability("kernels").is_available);
-  EXPECT_FALSE(capability("stream_wait_value").is_available);
-}
-
 }  // namespace
 }  // namespace ebbtide::testing

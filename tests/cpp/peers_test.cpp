@@ -64,23 +64,6 @@ TEST_F(PeersTest, WithoutTheDriversCallsADeviceIsAlone) {
   EXPECT_TRUE(peers_of(0, live_devices()).none()) << "and an answer is kept";
 }
 
-// Runs in its own process, because the driver's functions are looked up once.
-TEST(PeersWithoutTheDriversFunctions, AreNone) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const char* missing : {"", "cuDevicePrimaryCtxGetState", "cuDeviceCanAccessPeer"}) {
-    const auto ask = [&] {
-      sim().reset();
-      sim().set_device_count(2);
-      sim().hide_function(missing);
-      use_driver("sim");
-      for (const int device : {0, 1}) primary_context(device);
-      std::_Exit(static_cast<int>(live_devices().count()));
-    };
-    const int expected = *missing == '\0' ? 2 : 0;
-    EXPECT_EXIT(ask(), ::testing::ExitedWithCode(expected), "") << missing;
-  }
-}
-
 TEST_F(PeersTest, AccessIsKeptWhereverTheMemoryWas) {
   const size_t spilled = spill("w", kSplitRam, 2 * kChunk, 3 * kChunk);
   const size_t dropped = spill("kv", kSplitNone, kChunk, 2 * kChunk);

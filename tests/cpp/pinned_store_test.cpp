@@ -3,8 +3,6 @@
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -13,7 +11,6 @@
 #include "core_fixture.h"
 #include "driver/context.h"
 #include "driver/stream.h"
-#include "store/host_memory.h"
 #include "store/store.h"
 #include "vmm/deferred_undos.h"
 
@@ -166,41 +163,6 @@ TEST_F(PinnedStoreTest, AnyThreadMayEndIt) {
   std::thread([&] { backup.reset(); }).join();
   EXPECT_EQ(pinned_count(), 0u);
   EXPECT_EQ(deferred_undos::count(), 0u);
-}
-
-// Runs in its own process, because the driver's functions are looked up once.
-TEST(PinnedStoreWithoutRegistration, IsAStoreErrorThatNamesTheOtherStore) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const char* missing : {"cuMemHostRegister", "cuMemHostUnregister"}) {
-    const auto seal = [&] {
-      sim().hide_function(missing);
-      use_driver("sim");
-      try {
-        open_backup(BackupKind::kPinned, kChunk)->seal();
-      } catch (const StoreError& error) {
-        std::fputs(error.what(), stderr);
-        std::_Exit(0);
-      }
-      std::_Exit(1);
-    };
-    EXPECT_EXIT(seal(), ::testing::ExitedWithCode(0), "can't pin.*use ram backups");
-  }
-}
-
-TEST(PinnedStoreWithoutRegistration, RingsAreOfTheDriverAndBackupsInRamStayPlain) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto try_both = [] {
-    sim().hide_function("cuMemHostRegister");
-    use_driver("sim");
-    const ContextScope scope(0);
-    const auto ring = HostMemory::pin(kChunk, 1);
-    ring->bytes()[kChunk - 1] = std::byte{1};
-    const auto backup = open_backup(BackupKind::kRam, kChunk);
-    backup->populate(0, kChunk);
-    const bool is_plain = !backup->try_pin() && backup->direct() == nullptr;
-    std::_Exit(is_plain && Live::now().pinned_blocks == 1 ? 0 : 1);
-  };
-  EXPECT_EXIT(try_both(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

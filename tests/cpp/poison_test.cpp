@@ -85,7 +85,7 @@ TEST_F(Poison, UnusedBlocksSkippedByAPause) {
 // Without the kernels, blocks of one value can't be found, and unused ones still are.
 TEST_F(Poison, UnusedBlocksWithoutKernels) {
   DeviceKernels::forget_all();
-  sim().hide_function("cuModuleLoadData");
+  sim().fail("cuModuleLoadData", 1, CUDA_ERROR_NOT_SUPPORTED, 0);
   const CUdeviceptr address = alloc("w", 2 * kChunk);
   fill(address, 2 * kChunk, 1);
   OperationRequest request;
@@ -95,7 +95,7 @@ TEST_F(Poison, UnusedBlocksWithoutKernels) {
   resume();
   EXPECT_TRUE(holds(address, kChunk, 1));
   EXPECT_TRUE(is_poison(address + kChunk, kChunk));
-  sim().hide_function(nullptr);
+  sim().clear_failures();
   DeviceKernels::forget_all();
 }
 

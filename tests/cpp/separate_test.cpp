@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/error.h"
 #include "driver/context.h"
@@ -351,31 +350,6 @@ TEST_F(SeparateTest, ATrimThatIsAbandonedLeavesThemSharing) {
   EXPECT_TRUE(is_any_shared({parts[0]}));
   EXPECT_FALSE(is_partial("w"));
   expect_whole(parts);
-}
-
-class WithoutCopies : public SeparateTest {
- public:
-  void TestBody() override {
-    const auto parts = make("w", 2);
-    come_back();
-    EXPECT_EQ(separate({parts[0]}).totals().copied, 0u);
-    EXPECT_EQ(trim({parts[0]}).totals().bytes, 0u);
-    EXPECT_EQ(handles(), 1u);
-    expect_whole(parts);
-  }
-};
-
-// Runs in its own process, because the driver's functions are looked up once.
-TEST(SeparateWithout, ADriverThatCantCopyOnTheDeviceLeavesThemSharing) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto run = [] {
-    sim().hide_function("cuMemcpyDtoDAsync");
-    use_driver("sim");
-    if (driver().cuMemcpyDtoDAsync != nullptr) std::_Exit(2);
-    WithoutCopies().TestBody();
-    std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
-  };
-  EXPECT_EXIT(run(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ def find_faults(functions_def: Path, cuda_include: Path) -> list[str]:
             faults.append(f"{name} is asked for at {version}, but cuda.h's type is that of {typed[name]}")
         if need == "required" and version > OLDEST_DRIVER:
             faults.append(f"{name} came with {version} and must be optional: ebbtide serves {OLDEST_DRIVER} and newer")
+        if need == "optional" and version <= OLDEST_DRIVER:
+            faults.append(f"{name} is in every driver of {OLDEST_DRIVER} and newer: it must be required")
     return faults
 
 
@@ -113,6 +115,7 @@ def test_simulator_hands_out_every_listed_function(root: Path, simulator: ctypes
         ("EBBTIDE_FUNCTION(cuMemAlloc, 2000, optional)", "cuda.h's type is that of 3020"),
         ("EBBTIDE_FUNCTION(cuInit, 2000, required)", "listed twice"),
         ("EBBTIDE_FUNCTION(cuDeviceGetDevResource, 12040, required)", "must be optional"),
+        ("EBBTIDE_FUNCTION(cuMemAlloc, 3020, optional)", "must be required"),
     ],
 )
 def test_a_planted_row_is_found(tmp_path: Path, row: str, complaint: str) -> None:

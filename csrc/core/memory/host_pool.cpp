@@ -33,7 +33,6 @@ std::vector<uint64_t> cut_small(uint64_t granularity_bytes) {
 
 // False where it could not be cleared and nothing is under way. Throws DriverError where something may be.
 bool clear(CUdeviceptr address, size_t size_bytes) {
-  if (driver().cuMemsetD8Async == nullptr) return false;
   CUresult result = CUDA_SUCCESS;
   try {
     const Stream stream = Stream::create();

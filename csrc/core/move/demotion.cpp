@@ -15,7 +15,6 @@ TagClaim Demotion::claim() const {
 }
 
 void Demotion::prepare(const Allocations& allocations) {
-  require_copies("demote");
   for (const auto& allocation : allocations) add_row(*allocation);
   uint64_t allowed_bytes = request().max_bytes;
   for (Sources& sources : by_handle(allocations)) {

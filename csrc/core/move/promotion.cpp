@@ -15,7 +15,6 @@ TagClaim Promotion::claim() const {
 }
 
 void Promotion::prepare(const Allocations& allocations) {
-  require_copies("promote");
   std::map<int, Sources> sources;
   for (const auto& allocation : allocations) {
     add_row(*allocation);

@@ -8,11 +8,6 @@
 
 namespace ebbtide {
 
-void Relocation::require_copies(const char* operation) {
-  if (driver().cuMemcpyDtoDAsync == nullptr)
-    throw StateError(std::string(operation) + " needs cuMemcpyDtoDAsync: update the driver");
-}
-
 std::vector<Relocation::Sources> Relocation::by_handle(const Allocations& allocations) {
   std::map<CUdeviceptr, Sources> by_address;
   for (const auto& allocation : allocations) {

@@ -51,8 +51,6 @@ class Relocation : public Move {
                           const std::shared_ptr<Backing>& /*old*/) {}
 
   static void copy_range(CUdeviceptr to, CUdeviceptr from, size_t size_bytes, const Stream& stream);
-  // Throws StateError where the driver can't copy within a device.
-  static void require_copies(const char* operation);
   // The resident chunks on devices, by handle, in the order of addresses.
   std::vector<Sources> by_handle(const Allocations& allocations);
   void add_spare(Batch& batch, Source& source) const;

@@ -33,7 +33,6 @@ TagClaim Separation::claim() const {
 }
 
 void Separation::prepare(const Allocations& allocations) {
-  if (driver().cuMemcpyDtoDAsync == nullptr) return;  // then all stay shared
   for (const auto& allocation : allocations) add_row(*allocation);
   const std::set<CUdeviceptr> named(request().tags.addresses.begin(), request().tags.addresses.end());
   for (Sources& sources : by_handle(allocations)) {

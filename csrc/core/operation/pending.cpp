@@ -97,11 +97,10 @@ void PendingResume::stream_wait(int device, CUstream stream, const std::vector<A
   check(driver().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
   if (status != CU_STREAM_CAPTURE_STATUS_NONE)
     throw StateError("a capturing stream can't wait for a resume: wait for it before the capture begins");
-  if (!Delivery::can_stream_wait()) return wait_here(ranges);
   try {
     coming->stream_wait(stream, ranges);
   } catch (const DriverError& error) {
-    // The call is there and the device has no such waits (some virtual machines).
+    // The device has no such waits (some virtual machines).
     if (error.code != CUDA_ERROR_NOT_SUPPORTED) throw;
     wait_here(ranges);
   }

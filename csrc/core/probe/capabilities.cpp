@@ -132,8 +132,6 @@ Capability probe_kernels(int device) {
 Capability probe_stream_wait_value() {
   return probe("stream_wait_value", "nothing to do: streams wait for events instead", [] {
     const Driver& table = driver();
-    if (table.cuStreamWaitValue32 == nullptr || table.cuStreamWriteValue32 == nullptr)
-      throw StateError("the driver lacks the calls");
     Bench bench;
     auto& number = bench.memory<uint32_t>();
     number = 0;
@@ -151,19 +149,6 @@ Capability probe_version() {
   int version = 0;
   check(driver().cuDriverGetVersion(&version), "cuDriverGetVersion");
   return {"driver", true, "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10), ""};
-}
-
-Capability probe_optional_functions() {
-  const Driver& table = driver();
-  std::string missing;
-  const auto look = [&](const char* name, bool is_there) {
-    if (!is_there) missing += (missing.empty() ? "" : ", ") + std::string(name);
-  };
-#define EBBTIDE_FUNCTION(name, version, need) look(#name, table.name != nullptr);
-#include "driver/functions.def"
-#undef EBBTIDE_FUNCTION
-  return {"driver functions", missing.empty(), missing.empty() ? "all there" : "missing: " + missing,
-          missing.empty() ? "" : "the features that need them are off; a newer driver has them"};
 }
 
 }  // namespace
@@ -187,8 +172,8 @@ DeviceFacts describe_device(int device) {
 
 std::vector<Capability> probe_capabilities(int device) {
   const ContextScope scope(device);
-  return {probe_version(),           probe_optional_functions(), probe_vmm(device),        probe_rdma(device),
-          probe_host_memory(device), probe_kernels(device),      probe_stream_wait_value()};
+  return {probe_version(),           probe_vmm(device),     probe_rdma(device),
+          probe_host_memory(device), probe_kernels(device), probe_stream_wait_value()};
 }
 
 }  // namespace ebbtide
