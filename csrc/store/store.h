@@ -14,8 +14,9 @@ inline constexpr size_t kBackupKinds = 4;
 class Backup {
  public:
   virtual ~Backup() = default;
-  // offset + size_bytes lies within the backup. Several threads may call these at once on disjoint ranges. bytes is in
-  // the staging ring, or in memory with the same alignment (4 KiB). Throw StoreError; bytes written before stay intact.
+  // offset + size_bytes lies within the backup. Both are multiples of 4 KiB, and bytes is aligned to it, as the staging
+  // ring and AlignedBytes are. Several threads may call these at once on disjoint ranges. Throw StoreError; bytes
+  // written before stay intact.
   virtual void write(size_t offset, const std::byte* bytes, size_t size_bytes) = 0;
   virtual void read(size_t offset, std::byte* bytes, size_t size_bytes) const = 0;
   // The whole backup where it lies in memory, so that looking at it costs no copy; else null.

@@ -107,7 +107,7 @@ TEST_F(ClosingFilesTest, AFullDiskIsAskedAgainWhenTheyHaveGone) {
     is_close_slow = true;
     going.reset();
     closes_before_room = 4;
-    staying->write(0, content.data(), kSize);
+    write_all(*staying, content);
     EXPECT_EQ(closes, 4);
     EXPECT_EQ(read_all(*staying, kSize), content);
   }
@@ -124,7 +124,7 @@ TEST_F(ClosingFilesTest, TheirSpaceGoesBackForEachOwner) {
   for (const bool is_looked_at : {false, true}) {
     auto backup = store_.open(kSize);
     const std::vector<std::byte> content = random_bytes(kSize, 2);
-    backup->write(0, content.data(), kSize);
+    write_all(*backup, content);
     if (is_looked_at) backup->view();
     const int descriptor = ::dup(last_file);
     backup.reset();

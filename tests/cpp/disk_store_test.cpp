@@ -12,7 +12,6 @@
 #include <functional>
 
 #include "base/error.h"
-#include "store/aligned_bytes.h"
 #include "store/closing_files.h"
 #include "store_fixture.h"
 
@@ -109,17 +108,11 @@ class DiskStoreTest : public ::testing::Test {
   static bool has_text(const StoreError& error, const std::string& text) {
     return std::string(error.what()).find(text) != std::string::npos;
   }
-  // Takes the path of unaligned bytes and that of aligned ones.
   static void expect_round_trip(Backup& backup) {
     const std::vector<std::byte> content = random_bytes(kSize, 1);
-    const AlignedBytes aligned(kSize);
-    backup.write(0, content.data(), kSize / 2 + 99);
-    std::memcpy(aligned.get(), content.data(), kSize);
-    backup.write(kSize / 2, aligned.get() + kSize / 2, kSize / 2);
+    write_at(backup, 0, content.data(), kSize / 2);
+    write_at(backup, kSize / 2, content.data() + kSize / 2, kSize / 2);
     EXPECT_EQ(read_all(backup, kSize), content);
-    std::memset(aligned.get(), 0, kSize);
-    backup.read(0, aligned.get(), kSize);
-    EXPECT_EQ(std::memcmp(aligned.get(), content.data(), kSize), 0);
     EXPECT_EQ(std::memcmp(backup.view(), content.data(), kSize), 0);
   }
 
@@ -162,8 +155,7 @@ TEST_F(DiskStoreTest, WithoutDirectRequestsBytesAreOnTheDiskWhenWriteReturns) {
     expect_round_trip(*backup);
     EXPECT_EQ(faults_.writes_back, 2);
     faults_.write_back_error = EIO;
-    const std::vector<std::byte> bytes(100);
-    EXPECT_TRUE(has_text(refusal([&] { backup->write(0, bytes.data(), bytes.size()); }), "Input/output error"));
+    EXPECT_TRUE(has_text(refusal([&] { write_all(*backup, random_bytes(4096, 1)); }), "Input/output error"));
     faults_.write_back_error = 0;
   }
 }
@@ -179,8 +171,7 @@ TEST_F(DiskStoreTest, ShortAndInterruptedRequestsGoOn) {
     faults_.interrupts = 3;
     expect_round_trip(*backup);
     faults_.most_bytes = 0;
-    const std::vector<std::byte> bytes(8192);
-    EXPECT_TRUE(has_text(refusal([&] { backup->write(0, bytes.data(), bytes.size()); }), "Input/output error"));
+    EXPECT_TRUE(has_text(refusal([&] { write_all(*backup, random_bytes(8192, 1)); }), "Input/output error"));
     try {
       read_all(*backup, kSize);
       ADD_FAILURE() << "nothing was read";
@@ -222,15 +213,14 @@ TEST_F(DiskStoreTest, AWriteThatFailsMidwayLeavesWhatWasWritten) {
     const auto backup = store_.open(kSize);
     const std::vector<std::byte> before = random_bytes(kSize, 2);
     const std::vector<std::byte> after = random_bytes(kSize, 3);
-    backup->write(0, before.data(), kSize);
+    write_all(*backup, before);
     faults_.writes_before_error = 1;
     faults_.write_error = code;
-    // Not aligned, so this takes several requests.
-    refusal([&] { backup->write(4096, after.data() + 1, kSize - 4097); });
+    faults_.most_bytes = kMiB;  // so this takes two requests
+    refusal([&] { write_at(*backup, 4096, after.data(), kSize - 4096); });
     faults_.write_error = 0;
-    std::vector<std::byte> start(4096);
-    backup->read(0, start.data(), start.size());
-    EXPECT_EQ(std::memcmp(start.data(), before.data(), start.size()), 0);
+    faults_.most_bytes = SIZE_MAX;
+    EXPECT_EQ(std::memcmp(read_at(*backup, 0, 4096).data(), before.data(), 4096), 0);
     expect_round_trip(*backup);
   }
 }
@@ -240,8 +230,6 @@ TEST_F(DiskStoreTest, AReadThatFailsIsAStoreError) {
   expect_round_trip(*backup);
   faults_.read_error = EIO;
   EXPECT_TRUE(has_text(refusal([&] { read_all(*backup, kSize); }), "pread failed"));
-  std::byte byte{1};
-  EXPECT_TRUE(has_text(refusal([&] { backup->write(5, &byte, 1); }), "pread failed")) << "part of a block";
   faults_.read_error = 0;
   expect_round_trip(*backup);
 }
@@ -256,20 +244,16 @@ TEST_F(DiskStoreTest, ALimitOnFilesIsAStoreErrorAndNoSignal) {
   const StoreError at_open = refusal([&] { store_.open(kSize); });
   // Lowered while a backup is open. Nothing is written then, because a write would raise a signal whose default action
   // ends the process.
-  const AlignedBytes bytes(kSize);
   const std::vector<std::byte> content = random_bytes(kSize, 4);
-  std::memcpy(bytes.get(), content.data(), kSize);
-  const StoreError midway = refusal([&] { open_before->write(0, bytes.get(), kSize); });
+  const StoreError midway = refusal([&] { write_all(*open_before, content); });
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   for (const StoreError& error : {at_open, midway}) {
     EXPECT_EQ(error.shortage.requested_bytes, kSize);
     EXPECT_EQ(error.shortage.limit_bytes, kMiB);
     EXPECT_TRUE(has_text(error, "ulimit -f")) << error.what();
   }
-  open_before->write(0, bytes.get(), kSize);
-  std::vector<std::byte> back(kSize);
-  open_before->read(0, back.data(), kSize);
-  EXPECT_EQ(back, content);
+  write_all(*open_before, content);
+  EXPECT_EQ(read_all(*open_before, kSize), content);
   expect_round_trip(*open_before);
 }
 
@@ -331,7 +315,7 @@ TEST_F(DiskStoreTest, MemoryIsNoDisk) {
 TEST_F(DiskStoreTest, DiscardedBlocksAreGivenBackAndAPunchThatFailsIsNoMatter) {
   const auto backup = store_.open(kSize);
   const std::vector<std::byte> content = random_bytes(kSize, 5);
-  backup->write(0, content.data(), kSize);
+  write_all(*backup, content);
   faults_.fallocate_error = EOPNOTSUPP;
   backup->discard(0, kSize);
   EXPECT_EQ(faults_.punches, 1);

@@ -29,13 +29,13 @@ const std::byte* bytes_of(uint64_t content) {
 
 // The bytes that would come back for a block that is away, until the next call.
 const std::byte* stored_block(const BackupRecord& stored, size_t block) {
-  static std::vector<std::byte> bytes(kChunk);
+  static const AlignedBytes bytes(kChunk);
   if (stored.blocks[block].is_constant) {
-    kernels::fill_block(bytes.data(), stored.blocks[block].value);
+    kernels::fill_block(bytes.get(), stored.blocks[block].value);
   } else {
-    stored.backup->read(block * kChunk, bytes.data(), kChunk);
+    stored.backup->read(block * kChunk, bytes.get(), kChunk);
   }
-  return bytes.data();
+  return bytes.get();
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ TEST_F(NamedFiles, AreThereWhileTheBackupIs) {
     EXPECT_EQ(info.st_mode & 0777, 0600u);
   }
   const std::vector<std::byte> content = random_bytes(kSize, 1);
-  first->write(0, content.data(), kSize);
+  write_all(*first, content);
   EXPECT_EQ(read_all(*first, kSize), content);
   EXPECT_EQ(std::memcmp(first->view(), content.data(), kSize), 0);
   second.reset();
@@ -269,7 +269,7 @@ TEST_F(NamedFilesInMemory, AreAllowedWhereTheUserSaysBothAndWarnedOfOnce) {
   EXPECT_EQ(said.find("no disk but RAM"), said.rfind("no disk but RAM")) << said;
   EXPECT_EQ(names_in(path_).size(), 2u);
   const std::vector<std::byte> content = random_bytes(kSize, 1);
-  backup->write(0, content.data(), kSize);
+  write_all(*backup, content);
   EXPECT_EQ(read_all(*backup, kSize), content);
   set_disk_directory("");
   ::setenv("TMPDIR", path_.c_str(), 1);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "store/aligned_bytes.h"
 #include "store/disk_store.h"
 
 // Helpers for the tests of the stores: a directory for files, and bytes that repeat nowhere.
@@ -49,10 +50,22 @@ inline std::vector<std::byte> random_bytes(size_t size_bytes, uint64_t seed) {
   return bytes;
 }
 
+// These pass the bytes through aligned memory, as a store asks for.
+inline void write_at(Backup& backup, size_t offset, const std::byte* bytes, size_t size_bytes) {
+  const AlignedBytes aligned(size_bytes);
+  std::memcpy(aligned.get(), bytes, size_bytes);
+  backup.write(offset, aligned.get(), size_bytes);
+}
+inline void write_all(Backup& backup, const std::vector<std::byte>& bytes) {
+  write_at(backup, 0, bytes.data(), bytes.size());
+}
+inline std::vector<std::byte> read_at(const Backup& backup, size_t offset, size_t size_bytes) {
+  const AlignedBytes aligned(size_bytes);
+  backup.read(offset, aligned.get(), size_bytes);
+  return {aligned.get(), aligned.get() + size_bytes};
+}
 inline std::vector<std::byte> read_all(const Backup& backup, size_t size_bytes) {
-  std::vector<std::byte> bytes(size_bytes);
-  backup.read(0, bytes.data(), size_bytes);
-  return bytes;
+  return read_at(backup, 0, size_bytes);
 }
 
 }  // namespace ebbtide::testing

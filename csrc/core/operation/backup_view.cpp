@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <vector>
 
 #include "base/error.h"
 #include "base/scope_exit.h"
 #include "core/move/backups.h"
+#include "store/aligned_bytes.h"
 
 namespace ebbtide {
 namespace {
@@ -44,15 +44,15 @@ void show(Core& core, const Tag& tag, BackupRecord& stored, size_t first, size_t
   }
   HostCharge charge =
       core.budgets.host.charge(missing_bytes, "showing blocks that were kept as one value", &backup_holder(core, tag));
-  std::vector<std::byte> bytes(kernels::kBlockBytes);
+  const AlignedBytes bytes(kernels::kBlockBytes);
   for (size_t block = first; block < end; ++block) {
     StoredBlock& kept = stored.blocks[block];
     // The holder of the view may write into it unseen. So its digest and value say nothing any more: the next pause
     // copies the block, and a resume too.
     kept.has_digest = false;
     if (!kept.is_constant) continue;
-    kernels::fill_block(bytes.data(), kept.value);
-    stored.backup->write(block * kernels::kBlockBytes, bytes.data(), bytes.size());
+    kernels::fill_block(bytes.get(), kept.value);
+    stored.backup->write(block * kernels::kBlockBytes, bytes.get(), kernels::kBlockBytes);
     touch_blocks(stored, charge, block, 1);
     kept.mark_stored();
   }
