@@ -207,7 +207,7 @@ class Core(RuleBasedStateMachine):
         chosen = [block for index, block in enumerate(self.of([tag])) if pattern >> index % 3 & 1]
         if not chosen:
             return
-        _core.trim(self.names([tag]), [block.address for block in chosen])
+        _core.trim(self.names([tag]), addresses=[block.address for block in chosen])
         for block in chosen:
             info = _core.find(block.address)
             assert info.is_trimmed or (self.device_limit != _core.UNLIMITED and info.place == block.place)
