@@ -32,6 +32,7 @@ TEST_F(BackupLifetime, APinnedBackupThatTheDeviceMayStillWriteIntoStaysInTheBook
   EXPECT_EQ(Live::now().registered_ranges, 2u) << "the ring and the backup";
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
   EXPECT_EQ(pinned_bytes_of_backups(), kChunk);
+  EXPECT_EQ(core().budgets.pinned.lost_bytes(), kChunk);
   deallocate(core(), alloc("w", kChunk, BackupKind::kPinned));
   EXPECT_EQ(host_bytes_of_backups(), kChunk);
 }

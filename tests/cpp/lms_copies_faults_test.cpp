@@ -48,8 +48,8 @@ class CopiesFaults : public CopiesTest {
   // Anew, with an exact slab for each piece: what is lost stays small.
   void start(bool is_first_use = true) {
     copies_.reset();
+    core().budgets.pinned.set_limit(core().budgets.pinned.lost_bytes() + 2 * kChunk);
     memory_.reset();
-    core().budgets.pinned.set_limit(core().budgets.pinned.held_bytes() + 2 * kChunk);
     memory_ = std::make_unique<lms::EvictedMemory>(core().budgets.host, core().budgets.pinned, core().capture_gate);
     copies_ = std::make_unique<lms::Copies>(core().capture_gate, *memory_);
     piece_ = memory_->take(0, kChunk);
@@ -208,6 +208,7 @@ TEST_F(CopiesFaults, WhatNobodyCanWaitForIsNeverUsedAgain) {
   memory_.reset();
   EXPECT_EQ(Live::now().registered_ranges, 1u);
   EXPECT_EQ(core().budgets.pinned.held_bytes(), kChunk);
+  EXPECT_EQ(core().budgets.pinned.lost_bytes(), kChunk);
   std::memset(piece_, 1, kChunk);
 }
 

@@ -35,7 +35,10 @@ class Charge {
     part_.add(std::exchange(other.part_, {}));
   }
   // The memory stays for ever, and counts for ever.
-  void keep_for_good() noexcept { budget_ = nullptr; }
+  void keep_for_good() noexcept {
+    if (budget_ != nullptr) budget_->lose(part_);
+    budget_ = nullptr;
+  }
   uint64_t size_bytes() const { return part_.size_bytes(); }
 
  protected:

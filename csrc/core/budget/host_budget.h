@@ -92,6 +92,7 @@ class HostBudget : public Limits {
   friend Charge<HostBudget, HostPart>;
   friend class HostCharge;
   void give_back(const HostPart& part) noexcept;
+  void lose(const HostPart& /*part*/) noexcept {}
   policy::HostRules rules(const policy::HostMemory& memory) const;
   policy::HostHoldings holdings() const;
   policy::HostHoldings others() const { return ledger_ == nullptr ? policy::HostHoldings{} : ledger_->others(); }

@@ -160,6 +160,13 @@ void HostPool::recycle(int device, CUdeviceptr address, Chunk& chunk) {
   }
 }
 
+size_t HostPool::kept_count() {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  for (const auto& [key, handles] : kept_) count += handles.size();
+  return count;
+}
+
 void HostPool::fill(int device) {
   if (!has_room(policy::kHostChunkBytes)) return;
   const HostLocation location = require_location(device);

@@ -49,6 +49,7 @@ class HostPool final : public IdleMemory {
   void set_capacity(uint64_t bytes);
   uint64_t capacity_bytes() const { return capacity_bytes_.load(); }
   uint64_t kept_bytes() const { return kept_bytes_.load(); }
+  size_t kept_count();
   void trim() noexcept { shrink_to(0); }
   bool give_way(uint64_t bytes) noexcept override;
   // Of chunks that came to the device; they go after the memory kept for spills.

@@ -46,4 +46,17 @@ uint64_t HostTwins::give_way(uint64_t bytes) noexcept {
   }
 }
 
+std::vector<uint64_t> HostTwins::sizes() {
+  std::vector<std::shared_ptr<Entry>> entries;  // outlives the lock: the end of one gives memory back
+  std::vector<uint64_t> sizes;
+  const std::lock_guard lock(mutex_);
+  for (const std::weak_ptr<Entry>& each : entries_) {
+    if (const auto entry = each.lock()) entries.push_back(entry);
+  }
+  for (const auto& entry : entries) {
+    if (entry->twin.memory.has_handle()) sizes.push_back(entry->twin.charge.size_bytes());
+  }
+  return sizes;
+}
+
 }  // namespace ebbtide

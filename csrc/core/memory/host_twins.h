@@ -33,6 +33,8 @@ class HostTwins {
   HostTwin take(const std::shared_ptr<Entry>& entry);
   // Gives back this much, or all there is: the oldest first. Returns how much it was.
   uint64_t give_way(uint64_t bytes) noexcept;
+  // By twin, how much it holds.
+  std::vector<uint64_t> sizes();
 
  private:
   HostHolder& twins_holder_;
