@@ -67,9 +67,13 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range, Vie
   const size_t begin = range.address - address;
   if (range.size_bytes > found->size_bytes() - begin) throw InvalidArgument("the range reaches beyond its allocation");
   TagClaim claim{.tags = {.names = {found->tag->name}, .addresses = {address}, .only = nullptr},
-                 .concerns = [kind](const Allocation& each) { return kind == ViewKind::kWindow || each.is_away(); },
+                 .concerns =
+                     [kind, sequence = found->sequence](const Allocation& each) {
+                       return each.sequence == sequence && (kind == ViewKind::kWindow || each.is_away());
+                     },
                  .moves_memory = false};
-  found.reset();  // freed while the claim waits, it would end here, beside a capture
+  // Freed while the claim waits, it would end here, beside a capture. Another one may lie there then.
+  found.reset();
   const uint64_t peer_generation = core.peers.generation();
   Selection selection = core.registry.claim({std::move(claim)});
   const ScopeExit release([&]() noexcept {
