@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <pybind11/stl.h>
 
+#include <string>
 #include <utility>
 
 #include "bindings/frames.h"
@@ -13,6 +14,45 @@ namespace ebbtide::bindings {
 namespace {
 
 constexpr int kMostInterrupts = 100;  // of one `_close`, which is then given up
+
+// --- what both kinds of `with` share ---
+
+// The exit that was looked up last, by the `with` that is about to enter. Leaked on purpose.
+template <typename Exit>
+std::weak_ptr<Exit>& newest_exit() {
+  static auto* const newest = new std::weak_ptr<Exit>;
+  return *newest;
+}
+
+// Of the `with` that enters this now: it was looked up just before. By hand there may be none, or one of another.
+template <typename Exit>
+std::shared_ptr<Exit> take_exit(const py::object& owner) {
+  std::shared_ptr<Exit> exit = std::exchange(newest_exit<Exit>(), {}).lock();
+  return exit != nullptr && exit->owner.is(owner) ? exit : nullptr;
+}
+
+// `__exit__` of the class: each look-up on an instance gives an Exit. ExitStack calls it unbound.
+template <typename Exit>
+struct ExitOfClass {};
+
+template <typename Exit>
+py::object get_exit(const py::object& self, const py::object& owner, const py::object&) {
+  if (owner.is_none()) return self;
+  const auto exit = std::make_shared<Exit>(owner);
+  newest_exit<Exit>() = exit;
+  return py::cast(exit);
+}
+
+template <typename Exit>
+void register_exit(py::module_& module, const std::string& name, void (*call)(Exit&, const py::args&),
+                   void (*call_unbound)(const py::object&, const py::args&)) {
+  py::class_<Exit, std::shared_ptr<Exit>>(module, name.c_str()).def("__call__", call);
+  py::class_<ExitOfClass<Exit>>(module, (name + "OfClass").c_str())
+      .def("__get__", &get_exit<Exit>)
+      .def("__call__", [call_unbound](const ExitOfClass<Exit>&, const py::object& owner, const py::args& exception) {
+        call_unbound(owner, exception);
+      });
+}
 
 // --- AllocationScope ---
 
@@ -25,12 +65,6 @@ struct Exit {
   const py::object owner;
   FramePointer frame;  // of the `with`; a closed one if it had nothing to open
 };
-
-// Looked up, and called by the `with` that is about to enter. Leaked on purpose.
-std::weak_ptr<Exit>& newest_exit() {
-  static auto* const newest = new std::weak_ptr<Exit>;
-  return *newest;
-}
 
 // exception: the arguments of `__exit__`.
 bool ends_generator(const py::args& exception) {
@@ -83,8 +117,7 @@ void call_exit(Exit& self, const py::args& exception) {
 }
 
 py::object enter_allocation_scope(const py::object& self) {
-  // Of this `with`: it was looked up just before. By hand there may be none, or one of another.
-  const std::shared_ptr<Exit> exit = std::exchange(newest_exit(), {}).lock();
+  const std::shared_ptr<Exit> exit = take_exit<Exit>(self);
   const auto frame = std::make_shared<Frame>();
   frame->owner = self;
   FirstError error;
@@ -97,18 +130,8 @@ py::object enter_allocation_scope(const py::object& self) {
     frame->close(error);  // the traceback may keep the frame alive
     error.raise_if_any();
   }
-  if (exit != nullptr && exit->owner.is(self) && exit->frame == nullptr) exit->frame = frame;
+  if (exit != nullptr && exit->frame == nullptr) exit->frame = frame;
   return self;
-}
-
-// `__exit__` of the class: each look-up on an instance gives an Exit. ExitStack calls it unbound.
-struct ExitOfClass {};
-
-py::object get_exit(const py::object& self, const py::object& owner, const py::object&) {
-  if (owner.is_none()) return self;
-  const auto exit = std::make_shared<Exit>(owner);
-  newest_exit() = exit;
-  return py::cast(exit);
 }
 
 // --- Scope ---
@@ -149,19 +172,13 @@ struct ScopeExit {
   bool has_entered = false;  // by the `with` that looked this up
 };
 
-// As newest_exit().
-std::weak_ptr<ScopeExit>& newest_scope_exit() {
-  static auto* const newest = new std::weak_ptr<ScopeExit>;
-  return *newest;
-}
-
 py::object enter_scope(const py::object& self) {
-  const std::shared_ptr<ScopeExit> exit = std::exchange(newest_scope_exit(), {}).lock();
+  const std::shared_ptr<ScopeExit> exit = take_exit<ScopeExit>(self);
   if (!self.attr("_is_open").is_none()) raise_state_error("this can be entered once: make another one");
   self.attr("_is_open") = true;
   try {
     py::object result = self.attr("_open")();
-    if (exit != nullptr && exit->owner.is(self)) exit->has_entered = true;
+    if (exit != nullptr) exit->has_entered = true;
     return result;
   } catch (const py::error_already_set& error) {
     const py::object first = error.value();
@@ -180,14 +197,9 @@ void exit_scope(const py::object& self, const py::args& exception) {
   close_scope(self, exception.size() > 1 ? py::object(exception[1]) : py::none());
 }
 
-// `__exit__` of the class, as ExitOfClass.
-struct ScopeExitOfClass {};
-
-py::object get_scope_exit(const py::object& self, const py::object& owner, const py::object&) {
-  if (owner.is_none()) return self;
-  const auto exit = std::make_shared<ScopeExit>(owner);
-  newest_scope_exit() = exit;
-  return py::cast(exit);
+void call_scope_exit(ScopeExit& self, const py::args& exception) {
+  self.has_entered = false;
+  exit_scope(self.owner, exception);
 }
 
 // --- for Python ---
@@ -251,28 +263,14 @@ void register_frames(py::module_& module) {
   using namespace py::literals;
   pthread_atfork(nullptr, nullptr, &Frame::forget_parent);
   register_frame(module);
-  py::class_<Exit, std::shared_ptr<Exit>>(module, "Exit").def("__call__", &call_exit);
-  py::class_<ExitOfClass>(module, "ExitOfClass")
-      .def("__get__", &get_exit)
-      .def("__call__", [](const ExitOfClass&, const py::object& owner, const py::args& exception) {
-        leave_newest(owner, exception);
-      });
-  py::class_<ScopeExit, std::shared_ptr<ScopeExit>>(module, "ScopeExit")
-      .def("__call__", [](ScopeExit& self, const py::args& exception) {
-        self.has_entered = false;
-        exit_scope(self.owner, exception);
-      });
-  py::class_<ScopeExitOfClass>(module, "ScopeExitOfClass")
-      .def("__get__", &get_scope_exit)
-      .def("__call__", [](const ScopeExitOfClass&, const py::object& owner, const py::args& exception) {
-        exit_scope(owner, exception);
-      });
+  register_exit<Exit>(module, "Exit", &call_exit, &leave_newest);
+  register_exit<ScopeExit>(module, "ScopeExit", &call_scope_exit, &exit_scope);
   const auto method = [&](auto function) { return py::cpp_function(function, py::is_method(module)); };
   make_class(module, "AllocationScope",
-             py::dict("__enter__"_a = method(&enter_allocation_scope), "__exit__"_a = ExitOfClass()));
+             py::dict("__enter__"_a = method(&enter_allocation_scope), "__exit__"_a = ExitOfClass<Exit>()));
   make_class(module, "Scope",
              py::dict("_is_open"_a = py::none(), "_failure"_a = py::none(), "__enter__"_a = method(&enter_scope),
-                      "__exit__"_a = ScopeExitOfClass(), "__del__"_a = method(&drop_scope)));
+                      "__exit__"_a = ExitOfClass<ScopeExit>(), "__del__"_a = method(&drop_scope)));
   module.def("others_in_regions", &FrameStack::others_in_regions);
   module.def("reenter", [] { FrameStack::mine().reenter(); });
   module.def("capture_count", &Frame::capture_count);
