@@ -88,6 +88,9 @@ TEST_F(RegistryTest, IsAwayLeavesOutWhatWasFreedMeanwhile) {
   deallocate(core(), address);
   EXPECT_FALSE(core().registry.is_away(address, kChunk));
   EXPECT_FALSE(core().registry.is_away(address - 1, kChunk));
+  char tag[8];
+  bool is_away = false;
+  EXPECT_FALSE(core().registry.find_in_handler(address, tag, sizeof tag, &is_away));
 }
 
 TEST_F(RegistryTest, TheSignalHandlersLookUpNeverWaits) {

@@ -82,6 +82,7 @@ void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {
 }
 
 void Registry::end_if_on_one_side(Tag& tag) noexcept {
+  if (!tag.is_partial) return;
   const Amounts sum = tag.total();
   if (sum.away_count == 0 || sum.here_count == 0) tag.is_partial = false;
 }
