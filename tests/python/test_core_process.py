@@ -50,7 +50,7 @@ def refused_calls(address, operation, abandoned):
         lambda: _core.Frame().begin_capture(), operation.commit, abandoned.abandon,
     ]
 
-def expect_refused(address, operation, abandoned):
+def expect_refused(address, operation, abandoned, slot):
     for call in refused_calls(address, operation, abandoned):
         try:
             call()
@@ -58,6 +58,9 @@ def expect_refused(address, operation, abandoned):
             assert "forked child" in str(error), error
         else:
             raise AssertionError(f"call {call} was allowed")
+    torch_malloc = ctypes.CDLL(_core.loaded_library()).ebbtide_slot_alloc
+    torch_malloc.restype = ctypes.c_void_p
+    assert torch_malloc(slot, ctypes.c_uint64(1), None) is None
     assert _core.is_away(address, 1) is False
     assert _core.driver_name() == "sim" and _core.__version__
 """
@@ -100,7 +103,7 @@ def test_invariant_10_any_other_use_in_a_forked_child_raises(run):
     run(
         ALL_CALLS
         + """
-address = block("w")
+address, slot = block("w"), _core.bind_slot("w", 0, 1)
 block("a"), block("b"), block("c")
 operation, abandoned, dropped = (_core.claim("pause", [tag]) for tag in "abc")
 stored = block("s")
@@ -111,7 +114,7 @@ report = _core.pause(["s"])
 
 def child():
     global dropped, backup, report
-    expect_refused(address, operation, abandoned)
+    expect_refused(address, operation, abandoned, slot)
     frame.close()  # the end of a `with` that the parent began
     del dropped, backup, report
     gc.collect()
@@ -126,6 +129,7 @@ dropped.commit()
 _core.resume([])
 assert is_filled(address, CHUNK, 7) and is_filled(stored, CHUNK, 7)
 """,
+        stderr="an allocation failed",
     )
 
 
@@ -133,7 +137,7 @@ def test_invariant_10_a_child_never_hangs_whatever_locks_other_threads_held(run)
     run(
         ALL_CALLS
         + """
-address = block("w")
+address, slot = block("w"), _core.bind_slot("w", 0, 1)
 over = threading.Event()
 
 def churn():
@@ -146,8 +150,7 @@ def operate():
         _core.pause(["p"])
         _core.resume(["p"])
 
-block("p", size=2 * CHUNK)
-block("a"), block("b"), block("c")
+block("p", size=2 * CHUNK), block("a"), block("b"), block("c")
 operation, abandoned, dropped = (_core.claim("pause", [tag]) for tag in "abc")
 threads = [threading.Thread(target=target) for target in (churn, churn, operate)]
 for thread in threads:
@@ -155,16 +158,16 @@ for thread in threads:
 
 def child():
     global dropped
-    expect_refused(address, operation, abandoned)
+    expect_refused(address, operation, abandoned, slot)
     del dropped
     gc.collect()
 
 statuses = [in_child(child) for _ in range(15)]
 over.set()
-for thread in threads:
-    thread.join()
+[thread.join() for thread in threads]
 assert statuses == [0] * 15, statuses
 """,
+        stderr="an allocation failed",
     )
 
 
