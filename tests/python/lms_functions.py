@@ -11,6 +11,18 @@ def seeded(*shape, device, seed=0, **options):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_(False)
 
 
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * grad
+
+
 class ReturnsSaved(torch.autograd.Function):
     """x + 0 * s in forward, whose backward returns the saved tensor itself as the gradient of x."""
 

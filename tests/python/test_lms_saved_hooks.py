@@ -1,6 +1,7 @@
 """autograd's hooks of large model support: C++, in every thread, beside those that a program has in Python."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,21 +64,14 @@ def test_hooks_of_the_program_lie_above_and_get_their_own_tensors(lms, leaves):
 
 def test_compiled_autograd_gets_the_pair_in_python(run_python):
     """In a process of its own: torch keeps the tensors that it compiled with, and so their room of every limit."""
-    done = run_python("""
+    folder = str(Path(__file__).parent)
+    done = run_python(f"""
+        import sys
         import torch
+        sys.path.insert(0, {folder!r})
         from ebbtide import lms
+        from lms_functions import Cube
         from torch._dynamo import compiled_autograd
-
-        class Cube(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                ctx.save_for_backward(x)
-                return x**3
-
-            @staticmethod
-            def backward(ctx, grad):
-                (x,) = ctx.saved_tensors
-                return 3 * x * x * grad
 
         def loss_of(x, weight):
             return Cube.apply((x @ weight).sin()).pow(2).sum()

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lms_functions import LIMITS, SIDE, Reads, ReturnsSaved, both_ways, seeded  # noqa: E402
+from lms_functions import LIMITS, SIDE, Cube, Reads, ReturnsSaved, both_ways, seeded  # noqa: E402
 from lms_model import SMALL  # noqa: E402
 
 
@@ -159,18 +159,6 @@ def test_tensors_of_a_class_with_slots_are_read(lms, device, limit):
 
     plain, within = both_ways(lms, limit, run)
     assert plain == within
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 3 * x * x * grad
 
 
 @pytest.mark.parametrize("limit", LIMITS)
