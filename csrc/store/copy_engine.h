@@ -27,8 +27,8 @@ class CopyEngine {
   // For kernels and fills beside the copies.
   const Stream& side_stream() const { return side_stream_; }
   const HostMemory& staging() const { return *staging_; }
-  // Waits for what one of its streams does, or another's. False if that could not be waited for, also at a second try:
-  // the device may still use the ring and the copied memory, and neither is used again.
+  // Waits for a stream that uses its ring, one of its own or the caller's. False if a second try failed, too: the
+  // device may still use the ring and the copied memory, and neither is used again.
   bool settle(const Stream& stream) noexcept;
   void poison() noexcept { staging_->abandon(); }
   bool is_poisoned() const { return staging_->is_abandoned(); }

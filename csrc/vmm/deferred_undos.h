@@ -17,7 +17,8 @@ struct Undo {
   uint64_t object = 0;  // address or handle
   size_t size_bytes = 0;
   int device = -1;
-  // The memory that is held until then, if any: a mapping holds its memory after the handle's release.
+  // The memory that is held until then, if any: a mapping holds its memory after the handle's release. Of host memory
+  // its address.
   CUmemGenericAllocationHandle handle = 0;
   // For kHostUnregister: our own mapping of size_bytes, which goes once the memory in it is no longer pinned.
   void* mapping = nullptr;
