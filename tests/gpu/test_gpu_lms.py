@@ -284,23 +284,29 @@ def test_two_gpus_train_at_once_each_within_the_limit(trial):
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU only")
     trial("""
-        def train_on(device, found):
+        def model_on(device):
             with torch.cuda.device(device):
-                models = make_model(12, 1024), torch.ones(16384, 1024, device="cuda")
+                return make_model(12, 1024)
+
+        def train_on(device, model, found):
+            with torch.cuda.device(device):
+                data = torch.ones(16384, 1024, device="cuda")
                 for _ in range(3):
-                    models[0](models[1]).pow(2).mean().backward()
-                found[device] = [p.grad.sum().item() for p in models[0].parameters()]
+                    model(data).pow(2).mean().backward()
+                found[device] = [p.grad.sum().item() for p in model.parameters()]
 
         plain, found = {}, {}
         torch.cuda.reset_peak_memory_stats()
-        train_on(0, plain)
-        train_on(1, plain)
+        train_on(0, model_on(0), plain)
+        train_on(1, model_on(1), plain)
         needed = torch.cuda.max_memory_reserved(0)
         torch.cuda.empty_cache()
         with lms.enable(limit=int(0.6 * needed), min_size=SMALL):
             for device in (0, 1):
                 torch.cuda.reset_peak_memory_stats(device)
-            threads = [threading.Thread(target=train_on, args=(device, found)) for device in (0, 1)]
+            # Made one after the other: weights come from the one generator of the CPU.
+            models = [model_on(device) for device in (0, 1)]
+            threads = [threading.Thread(target=train_on, args=(device, models[device], found)) for device in (0, 1)]
             for thread in threads:
                 thread.start()
             for thread in threads:
