@@ -90,7 +90,8 @@ def test_an_oserror_of_something_else_stays_what_it_is(tmp_path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("import ctypes; ctypes.CDLL('libcudart_missing.so.12')\n")
     command = [sys.executable, "-m", "ebbtide.cli", "demo"]
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    variables = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1 and "libcudart_missing.so.12: cannot open shared object file" in done.stderr
 
