@@ -130,6 +130,7 @@ def test_a_split_keeps_the_reserve(clients: Clients) -> None:
 ROOMY = {"EBBTIDE_DEVICE_LIMIT": str(128 * MIB), "EBBTIDE_SIM_CAPACITY": str(256 * MIB)}
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize("is_pauseable", ["0", "1"])
 @pytest.mark.parametrize("call", ["alloc", "pitch", "async", "pool"])
 @pytest.mark.parametrize("way", ["linked", "cudart12"])
@@ -142,6 +143,7 @@ def test_small_ones_stay_on_the_device_where_large_ones_spill(
     assert (done.returncode, done.stdout) == (0, "2 2 0 0 0 0 0 free 128\n"), done.stderr
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize(("policy", "said"), [("split", "2 0"), ("whole", "2 2"), ("managed", "2 0")])
 def test_native_memory_leaves_them_their_room(clients: Clients, policy: str, said: str) -> None:
     """Each of 31 blocks of 4 MiB fits. With whole, the last takes more than its share, and the last small one, too."""

@@ -76,6 +76,7 @@ def test_a_spill_is_no_more_free(clients: Clients, report: str, with_it: int) ->
     assert [int(word) // MIB for word in done.stdout.split()][1] == with_it, done.stderr
 
 
+@pytest.mark.device_memory
 @pytest.mark.parametrize("report", ["device", "free", "total"])
 def test_free_is_never_above_the_total(clients: Clients, report: str) -> None:
     done = clients.run("cudart12", "info", EBBTIDE_REPORT=report)

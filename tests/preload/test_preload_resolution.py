@@ -51,7 +51,7 @@ def test_another_preloaded_library_works_beside_ours(each_clients: Clients, way:
 @pytest.mark.parametrize("way", ["names", "cudart12"])
 def test_a_hook_of_dlsym_behind_ours_is_called(clients: Clients, way: str) -> None:
     theirs = str(clients.folder / "libchain_dlsym.so")
-    done = clients.run(way, "info", preload=f"{clients.preload}:{theirs}")
+    done = clients.run(way, "info", preload=f"{clients.preload}:{theirs}", EBBTIDE_DEVICE_LIMIT=str(LIMIT))
     assert int(done.stderr.removeprefix("chain: ")) > 0
 
 
