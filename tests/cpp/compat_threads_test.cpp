@@ -111,6 +111,11 @@ TEST(CompatThreads, AnyStringIsATag) {
   EXPECT_STREQ(tms_get_current_tag(), "kept");
 }
 
+TEST(CompatThreads, ANullTagLeavesThePolicyUnset) {
+  tms_set_current_tag(nullptr);
+  EXPECT_EQ(mine().tagging, EBBTIDE_TAGGING_UNSET);
+}
+
 TEST(CompatThreads, APolicyOfOthersShows) {
   ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
   policy.tagging = EBBTIDE_TAGGING_ON;
