@@ -1,6 +1,6 @@
 """Names of a package that are imported at their first use."""
 
-import pkgutil
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +11,8 @@ def late_imports(package: str, places: Mapping[str, str]) -> Callable[[str], Any
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        place = places[name]
-        return pkgutil.resolve_name(place if ":" in place else f"{place}:")  # it asks packages for their modules else
+        module, _, attribute = places[name].partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
 
     return find
