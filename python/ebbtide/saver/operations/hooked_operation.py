@@ -7,8 +7,9 @@ next pause.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
@@ -27,6 +28,8 @@ _T = TypeVar("_T")
 Kind = Literal["pause", "resume"]
 Action = tuple[Kind, str]  # with a tag
 
+_EVENTS = {"pause": hooks.EVENTS[:2], "resume": hooks.EVENTS[2:], "swap": hooks.EVENTS}
+
 
 def run(
     operation: str,
@@ -37,7 +40,7 @@ def run(
     missing_ok: bool = False,
     paused_set: "_core.PausedSet | None" = None,
     seconds: float = 0.0,
-    finish: "Callable[[_T, HookedOperation], Any] | None" = None,
+    finish: "Callable[[_T, HookedOperation | None], Any] | None" = None,
 ) -> _T:
     """Does one call of the core with all that comes before and after it; returns its result.
 
@@ -46,42 +49,61 @@ def run(
         leaving, returning: the tags that the call pauses and resumes (an empty list: all); None: nothing.
         paused_set: only these allocations return.
         seconds: how long to go on trying where the device has too little room.
-        finish: called before the after-hooks run, instead of the steps after a resume.
+        finish: called with the result and the hooked operation (None: there are no hooks) before the after-hooks run,
+            instead of the steps after a resume.
     """
-    names = [] if leaving is None else leaving.names
-    if leaving is not None and not captures.is_capturing():  # during one the core refuses, and they are in use
-        workspaces.clear()
-    shared = [] if leaving is None else bypass.shared_tags(names)
-    sides: list[tuple[Kind, list[str] | None]] = [("pause", None if leaving is None else names), ("resume", returning)]
-    hooked = HookedOperation(
-        {kind: tags for kind, tags in sides if tags is not None}, missing_ok, paused_set, asks_first=bool(shared)
-    )
-    guards: Sequence[AbstractContextManager[Any]] = (_core.Frame(), _core.Frame())  # of nothing
-    if shared:
-        guards = (bypass.lock, bypass.Guard(shared))
-    with hooked, guards[0], guards[1]:
-        if leaving is not None:
-            enabling.look_before_pause(names)
-        look = Look([*names, *(returning or ())])
-        look.release_dead()
-        unused, as_of = look.unused(leaving, returning)
-
-        def claim() -> _T:
-            return call(unused=unused, unused_as_of=as_of)
-
-        # A `finish` shows the progress of what goes on in the background itself.
-        with watched(operation, names, returning or ()) if finish is None else nullcontext():
-            if returning is None:
-                return claim()
-            wanted = returning
-            result = torch_cache.claim_with_retries(claim, seconds, lambda: make_room(wanted))
-        if finish is None:
-            bypass.close_if_resident(returning)
-        else:
-            finish(result, hooked)
-            keeper.keep_if_wanted(returning)  # an interrupt in it loses the result, so the hooks are answered here
-    if finish is None:
+    names: list[str] = []
+    shared: list[str] = []
+    tags: dict[Kind, list[str]] = {}
+    is_capturing = captures.is_capturing()
+    if leaving is not None:
+        names = tags["pause"] = leaving.names
+        if not is_capturing:  # during one the core refuses, and they are in use
+            workspaces.clear()
+        shared = bypass.shared_tags(names)
+    if returning is not None:
+        tags["resume"] = returning
+    if shared or is_capturing or hooks.wants(_EVENTS[operation]):
+        hooked = HookedOperation(tags, missing_ok, paused_set)
+        guards = (bypass.lock, bypass.Guard(shared)) if shared else (nullcontext(), nullcontext())
+        with hooked, guards[0], guards[1]:
+            result = _move(operation, call, names, leaving, returning, seconds, finish, hooked)
+    else:
+        for each in tags.values():  # no other operation is busy with the tags then, so that torch's answers hold
+            _core.wait_for_tags(each)
+        result = _move(operation, call, names, leaving, returning, seconds, finish, None)
+    if finish is None and returning is not None:
         keeper.keep_if_wanted(returning)
+    return result
+
+
+def _move(
+    operation: str,
+    call: Callable[..., _T],
+    names: list[str],
+    leaving: PauseRequest | None,
+    returning: list[str] | None,
+    seconds: float,
+    finish: "Callable[[_T, HookedOperation | None], Any] | None",
+    hooked: "HookedOperation | None",
+) -> _T:
+    """The steps of `run` for which the tags must be at rest."""
+    if leaving is not None:
+        enabling.look_before_pause(names)
+    look = Look([*names, *(returning or ())])
+    look.release_dead()
+    unused, as_of = look.unused(leaving, returning)
+    claim = partial(call, unused=unused, unused_as_of=as_of)
+    # A `finish` shows the progress of what goes on in the background itself.
+    with watched(operation, names, returning or ()) if finish is None else nullcontext():
+        if returning is None:
+            return claim()
+        result = torch_cache.claim_with_retries(claim, seconds, partial(make_room, returning))
+    if finish is None:
+        bypass.close_if_resident(returning)
+    else:
+        finish(result, hooked)
+        keeper.keep_if_wanted(returning)  # an interrupt in it loses the result, so the hooks are answered here
     return result
 
 
@@ -94,9 +116,8 @@ def run_alone(operation: str, names: list[str], missing_ok: bool, **options: Any
 class HookedOperation(_core.Scope):
     """Runs the before-hooks, then the block, then the after-hooks.
 
-    When the block begins, no other operation is busy with the tags, so that torch's answers about them hold. Where
-    there are hooks, it first asks the core which tags would move; where the core refuses them, no hook runs. Nothing is
-    held while hooks run, so that they may use the tags: a claim would make them wait for themselves.
+    It first asks the core which tags would move; where the core refuses them, no hook runs. Nothing is held while hooks
+    run, so that they may use the tags: a claim would make them wait for themselves.
 
     Each before-hook that ran is answered once, however the block ends. If it succeeds, the after-hooks of its action
     run. If it fails, the after-hooks that match the tag's state run instead. A tag that was left midway gets none: the
@@ -104,18 +125,12 @@ class HookedOperation(_core.Scope):
 
     Args:
         tags: those of each kind of action; an empty list means all.
-        asks_first: the core refuses before the block begins, with hooks or without.
     """
 
     def __init__(
-        self,
-        tags: dict[Kind, list[str]],
-        missing_ok: bool,
-        paused_set: "_core.PausedSet | None" = None,
-        *,
-        asks_first: bool = False,
+        self, tags: dict[Kind, list[str]], missing_ok: bool, paused_set: "_core.PausedSet | None" = None
     ) -> None:
-        self._tags, self._missing_ok, self._paused_set, self._asks_first = tags, missing_ok, paused_set, asks_first
+        self._tags, self._missing_ok, self._paused_set = tags, missing_ok, paused_set
         self._announced: dict[Action, None] = {}
         self._unanswered: list[Action] | None = None
         self._queue: list[hooks.Call] | None = None
@@ -124,10 +139,6 @@ class HookedOperation(_core.Scope):
 
     def _open(self) -> "HookedOperation":
         has_hooks = hooks.wants([f"{when}_{kind}" for when in ("before", "after") for kind in self._tags])
-        if not (has_hooks or self._asks_first or captures.is_capturing()):
-            for tags in self._tags.values():
-                _core.wait_for_tags(tags)
-            return self
         concerned: list[Action] = [
             (kind, tag)
             for kind, tags in self._tags.items()

@@ -1,6 +1,7 @@
 """`saver.pause`, `saver.resume` and `saver.paused`."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
@@ -67,11 +68,9 @@ def _pause(leaving: PauseRequest, missing_ok: bool, paused_set: "_core.PausedSet
     if driver_choice.is_off():
         return Report("pause")
 
-    def call(**unused: Any) -> "_core.Report":
-        return _core.pause(
-            leaving.names, missing_ok, backup=leaving.code, backups=leaving.codes, paused_set=paused_set, **unused
-        )
-
+    call = partial(
+        _core.pause, leaving.names, missing_ok, backup=leaving.code, backups=leaving.codes, paused_set=paused_set
+    )
     report = run("pause", call, leaving, missing_ok=missing_ok)
     return log_report(Report.from_core(report), leaving.names)
 
@@ -150,22 +149,17 @@ def resume(
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
     if driver_choice.is_off():
         return Report("resume") if wait else Pending()
-    options = {"retain": code, "order": ranges}
     if not wait:
         pending = Pending()
+        start = partial(_core.resume_async, names, missing_ok, retain=code, order=ranges)
 
-        def start(**unused: Any) -> "_core.Pending":
-            return _core.resume_async(names, missing_ok, **options, **unused)
-
-        def finish(core: "_core.Pending", hooked: HookedOperation) -> None:
+        def finish(core: "_core.Pending", hooked: HookedOperation | None) -> None:
             pending._follow(core, names, hooked, hold_stream)
 
         run("resume", start, None, names, missing_ok=missing_ok, seconds=seconds, finish=finish)
         return pending
 
-    def call(**unused: Any) -> "_core.Report":
-        return _core.resume(names, missing_ok, **options, **unused)
-
+    call = partial(_core.resume, names, missing_ok, retain=code, order=ranges)
     report = run("resume", call, None, names, missing_ok=missing_ok, seconds=seconds)
     return log_report(Report.from_core(report), names)
 
@@ -207,7 +201,7 @@ class Paused(DecoratingScope):
         try:
             report = run(
                 "resume",
-                lambda **unused: _core.resume(names, True, paused_set=paused_set, **unused),
+                partial(_core.resume, names, True, paused_set=paused_set),
                 None,
                 names,
                 missing_ok=True,

@@ -52,12 +52,14 @@ class Pending:
         self._lock = make_lock()
         self._is_waited_for = False
 
-    def _follow(self, core: "_core.Pending", names: list[str], hooked: HookedOperation, hold_stream: bool) -> None:
+    def _follow(
+        self, core: "_core.Pending", names: list[str], hooked: HookedOperation | None, hold_stream: bool
+    ) -> None:
         """Stands for a resume that has begun, and takes over its after-hooks. Where there are no streams, it returns
         once the bytes have arrived."""
         self._core, self._names = core, names
         # Read while the resume holds the tags or has just let go: a pause that waited for it must count as a later one.
-        self._pauses = {action: _core.pause_count(action[1]) for action in hooked.announced}
+        self._pauses = {action: _core.pause_count(action[1]) for action in (hooked.announced if hooked else ())}
         bypass.close_when_over(names, core)
         watch_pending(core, names)
         if not _has_streams():
@@ -67,7 +69,8 @@ class Pending:
                 self.stream_wait()
             except Error:  # no work runs ahead of the bytes, because this thread waits
                 _wait_quietly(core)
-        hooked.hand_over()
+        if hooked is not None:
+            hooked.hand_over()
 
     @property
     def done(self) -> bool:

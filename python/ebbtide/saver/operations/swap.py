@@ -1,7 +1,7 @@
 """`saver.swap`: pauses some tags while it resumes others."""
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from ebbtide import _core, driver_choice
 from ebbtide.saver.operations.hooked_operation import run
@@ -64,11 +64,7 @@ def swap(
     if driver_choice.is_off():
         return Swap(Report("pause"), Report("resume"))
 
-    def call(**unused: Any) -> "tuple[_core.Report, _core.Report]":
-        return _core.swap(
-            leaving, returning, missing_ok, kept, backup=moving_out.code, backups=moving_out.codes, **unused
-        )
-
+    call = partial(_core.swap, leaving, returning, missing_ok, kept, backup=moving_out.code, backups=moving_out.codes)
     paused, resumed = run("swap", call, moving_out, returning, missing_ok=missing_ok)
     swapped = Swap(Report.from_core(paused), Report.from_core(resumed), max(paused.seconds, resumed.seconds))
     return log_swap(swapped, leaving, returning)

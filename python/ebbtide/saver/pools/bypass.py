@@ -89,6 +89,8 @@ class _BypassPools:
 def shared_tags(names: list[str]) -> list[str]:
     """Those of these tags (none: all) that memory of torch's default pool may have."""
     own = program.own()
+    if own is None and not program.has_hooks():
+        return []
     tags = [own.tag] if own is not None and _concerns(own.tag, names) else []
     return [*tags, *(tag for tag in _hooked_tags(names) if tag not in tags)]
 
@@ -203,6 +205,8 @@ def renew() -> None:
 
 def guarded_tags() -> dict[str, int]:
     """The tags of torch's default pool that a pause takes now, each with a backup code of its memory."""
+    if not _guarded:
+        return {}
     own = program.own()
     return {tag: own.backup if own is not None and tag == own.tag else _RAM for tag in _guarded}
 

@@ -158,9 +158,17 @@ class RegionPools:
         """The idle pools of these tags; None means all tags."""
         return [(key, pool) for key, pool in self._known(tags) if pool.is_idle]
 
+    @locked
     def unleased(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The idle pools of these tags (None: all tags), and the dissolved ones that torch may still hold memory of."""
-        return [(key, pool) for key, pool in self._known(tags) if not pool.is_leased]
+        names = self._keys_of if tags is None else dict.fromkeys(tags)
+        return [
+            (key, pool)
+            for name in names
+            for key in self._keys_of.get(name, ())
+            for pool in self._pools[key]
+            if not pool.is_leased
+        ]
 
     def dissolved(self, tags: Collection[str] | None = None) -> list[tuple[PoolKey, RegionPool]]:
         """The dissolved ones of these, except those withheld right now."""

@@ -15,7 +15,6 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from ebbtide import _core
 from ebbtide.errors import Error
@@ -43,10 +42,13 @@ class Look:
         self._as_of = _core.last_lease()
         self._infos = find_tags(names)
         self._pools = [each for each in registry.unleased(self._infos) if not each[1].is_captured]
+        self._report: SegmentsByPool | None = None
 
-    @cached_property
+    @property
     def _seen(self) -> SegmentsByPool:
-        return look_at([pool for _, pool in self._pools])
+        if self._report is None:
+            self._report = look_at([pool for _, pool in self._pools])
+        return self._report
 
     def release_dead(self, *, also_cached: bool = False) -> bool:
         """Trims segments that are away and wholly free by now. Returns whether there were any.
@@ -55,7 +57,7 @@ class Look:
             also_cached: include segments that were free already when they left.
         """
         away = {tag for tag, i in self._infos.items() if i.stored_bytes or i.dropped_bytes or i.paused_host_bytes}
-        pools = [(key, pool) for key, pool in self._pools if key.tag in away]
+        pools = [(key, pool) for key, pool in self._pools if key.tag in away] if away else []
         if not self._may_ask or not pools:
             return False
         is_any = False
@@ -101,36 +103,40 @@ class Look:
             returning: the tags that come back (an empty list: all); None: none.
         """
 
-        def is_wanted(tag: str, own_backup: int) -> bool:
-            info = self._infos[tag]
-            is_kept = leaving is not None and leaving.names_tag(tag) and leaving.is_kept(tag, own_backup)
-            is_stored = returning is not None and (not returning or tag in returning)
-            return (is_kept and info.resident_bytes > 0) or (is_stored and info.stored_bytes > 0)
-
         if not self._may_ask:
             if leaving is not None:  # the ranges of an earlier pause must not be taken for this one's
                 for _, pool in self._pools:
                     pool.cached.clear()
             return [], 0
-        # A thread in a region of one of the tags may allocate its free blocks now. The other side of a swap is apart.
-        leased = [tag for tag, info in self._infos.items() if info.lease_count]
-        if leaving is not None and any(map(leaving.names_tag, leased)):
-            leaving = None
-        if returning is not None and any(not returning or tag in returning for tag in leased):
-            returning = None
-        if leaving is None and returning is None:
+        leaves = {} if leaving is None else self._at_rest(leaving.names)
+        returns = {} if returning is None else self._at_rest(returning)
+        if not leaves and not returns:
             return [], 0
+
+        def is_wanted(tag: str, own_backup: int) -> bool:
+            if tag in returns and returns[tag].stored_bytes > 0:
+                return True
+            is_leaving = tag in leaves and leaves[tag].resident_bytes > 0
+            return is_leaving and leaving is not None and leaving.is_kept(tag, own_backup)
+
         segments: list[Segment] = []
         for key, pool in self._pools:
-            if leaving is not None and leaving.names_tag(key.tag) and self._infos[key.tag].resident_bytes > 0:
+            if key.tag in leaves and leaves[key.tag].resident_bytes > 0:
                 _record_cached(key.tag, pool, free_in(self._seen[pool]))
             if is_wanted(key.tag, key.backup):
                 segments += self._seen[pool] or ()
         guarded = bypass.guarded_tags()
-        if any(tag in self._infos and is_wanted(tag, backup) for tag, backup in guarded.items()):
+        if guarded and any(is_wanted(tag, backup) for tag, backup in guarded.items()):
             segments += bypass.idle_segments()
         ranges = free_ranges(segments)
         return (ranges, self._as_of) if are_apart(ranges) else ([], 0)
+
+    def _at_rest(self, names: Sequence[str]) -> "dict[str, _core.TagInfo]":
+        """The tags of one side (no name: all). None of them where a thread is in a region of one: it may allocate free
+        blocks now. The other side of a swap is apart."""
+        side = {tag: info for tag, info in self._infos.items() if not names or tag in names}
+        leased = [tag for tag, info in side.items() if info.lease_count]
+        return {} if leased else side
 
 
 def _record_cached(tag: str, pool: RegionPool, free: set[int]) -> None:

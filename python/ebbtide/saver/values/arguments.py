@@ -131,10 +131,6 @@ class PauseRequest(NamedTuple):
         """A code for each of the names; empty where `code` stands for all."""
         return [self.own_codes[name] for name in self.names] if self.own_codes else []
 
-    def names_tag(self, tag: str) -> bool:
-        """Whether it is among them; no name stands for every tag."""
-        return not self.names or tag in self.names
-
     def is_kept(self, tag: str, own_backup: int) -> bool:
         """Whether memory of the tag that was allocated with this backup leaves with one."""
         code = self.own_codes.get(tag, self.code)
