@@ -57,7 +57,13 @@ def test_installed_files_are_what_they_should_be(root: Path) -> None:
 def test_the_package_says_whose_it_is_and_on_which_terms() -> None:
     described = metadata.metadata("ebbtide")
     assert described["Author"] == "The ebbtide authors"
-    assert described["License-Expression"] == "Apache-2.0" and described["License-File"] == "LICENSE"
+    assert described["License"] == "Apache-2.0"  # the field that every `pip show` prints
+
+
+def test_the_package_says_where_it_is_found() -> None:
+    addresses = dict(entry.split(", ") for entry in metadata.metadata("ebbtide").get_all("Project-URL") or ())
+    assert addresses.keys() == {"Homepage", "Documentation", "Source"}
+    assert all(address.startswith("https://") for address in addresses.values())
 
 
 def test_the_command_is_installed() -> None:
