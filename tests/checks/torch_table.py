@@ -7,7 +7,7 @@ documented function has a row where its arguments differ between versions, or wh
 
 from dataclasses import dataclass
 
-from ebbtide.torch_support.versions import LEAST_TORCH, Version
+from ebbtide.torch_support.versions import LEAST_TORCH, LEAST_TORCH_OF_LMS, Version
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Header:
 
 
 POOL = ("device", "pool")
+NO_LMS = "nothing: LMS needs a newer torch"
 
 NAMES: tuple[Name, ...] = (
     # Pools of torch's CUDA allocator.
@@ -166,6 +167,46 @@ NAMES: tuple[Name, ...] = (
     Name("nn.Module._buffers", "a module's own buffers", is_of_instances=True),
     Name("nn.Module._apply", "tells when a module's parameters have been converted", ("",)),
     Name("nn.Module._call_impl.__code__", "what calls a module, to find its calls on the stack"),
+    # Calls of modules that are recomputed.
+    Name("nn.Module.__call__", "replaced, to decide for each call of a module", ("",)),
+    Name("nn.Module._compiled_call_impl", "tells modules that compile themselves"),
+    Name("nn.Module._modules", "a module's own children", is_of_instances=True),
+    Name("nn.Module._forward_hooks", "hooks that would run twice", is_of_instances=True),
+    Name("nn.Module._forward_pre_hooks", "hooks that would run twice", is_of_instances=True),
+    Name("nn.Module._backward_hooks", "hooks that would run twice", is_of_instances=True),
+    Name("nn.Module._backward_pre_hooks", "hooks that would run twice", is_of_instances=True),
+    Name("Tensor._version", "tells changes in place"),
+    Name("_C._dynamo.eval_frame.get_eval_frame_callback", "tells calls in compiled models", ()),
+    Name("_C._dynamo.eval_frame._FrameAction", "dynamo skips our call", since=LEAST_TORCH_OF_LMS, instead=NO_LMS),
+    Name("_C._dynamo.eval_frame._FrameExecStrategy", "dynamo skips our call", since=LEAST_TORCH_OF_LMS, instead=NO_LMS),
+    Name(
+        "_C._dynamo.eval_frame.set_code_exec_strategy",
+        "dynamo skips our call",
+        since=LEAST_TORCH_OF_LMS,
+        instead=NO_LMS,
+    ),
+    Name("_C._autograd._top_saved_tensors_default_hooks", "tells hooks and checkpoints in force", ("",)),
+    Name("_C._current_graph_task_id", "tells a running backward", ()),
+    Name("_C._functorch.peek_interpreter_stack", "tells transforms of torch.func", ()),
+    Name("_C._len_torch_function_stack", "how many function modes are on", ()),
+    Name("_C._get_function_stack_at", "one of the function modes"),
+    Name("utils._device.DeviceContext", "the function mode that a checkpoint restores"),
+    Name(
+        "utils._python_dispatch.TorchDispatchMode.ignore_compile_internals",
+        "compiled functions stay compiled under a mode",
+        since=LEAST_TORCH_OF_LMS,
+        instead=NO_LMS,
+    ),
+    Name(
+        "_C._get_sdp_priority_order", "the order of attention's backends", (), since=LEAST_TORCH_OF_LMS, instead=NO_LMS
+    ),
+    Name(
+        "_C._set_sdp_priority_order",
+        "the order of attention's backends",
+        ("",),
+        since=LEAST_TORCH_OF_LMS,
+        instead=NO_LMS,
+    ),
     # How `_torch` is compiled.
     Name("_C._GLIBCXX_USE_CXX11_ABI", "torch's C++ ABI"),
     Name("version.git_version", "a part of the cache's key"),

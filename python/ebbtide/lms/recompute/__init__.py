@@ -1,0 +1,1 @@
+"""Calls of modules whose saved tensors are dropped and made again in backward: which may be, and how."""

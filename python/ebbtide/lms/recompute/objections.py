@@ -1,0 +1,152 @@
+"""What forbids to run a call again, as far as torch's state, the module and the arguments tell before the call."""
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ebbtide.lms.recompute.structures import Structure
+from ebbtide.torch_support.torch_names import find
+
+# Hooks would run twice. torch keeps those with keywords, and those that are always called, in these dicts as well.
+HOOKS = {
+    "_forward_hooks": "a forward hook",
+    "_forward_pre_hooks": "a forward pre-hook",
+    "_backward_hooks": "a backward hook",
+    "_backward_pre_hooks": "a backward pre-hook",
+}
+# By name, so that no module of torch.distributed is imported.
+WRAPPERS = {
+    "DistributedDataParallel": "it synchronises its parameters with other ranks",
+    "FullyShardedDataParallel": "it gathers its parameters from other ranks",
+    "FSDPModule": "it gathers its parameters from other ranks",
+    "CheckpointWrapper": "it is checkpointed by the program",
+    "ScriptModule": "it is a TorchScript module",
+}
+
+
+# --- torch's state ---
+
+
+class _State(NamedTuple):
+    """What torch tells of itself, looked up once: `find` takes longer than all of `may_decide`."""
+
+    top_hooks: Callable[[bool], Any]
+    are_hooks_enabled: Callable[[], bool]
+    running_backward: Callable[[], int]
+    transform: Callable[[], Any]
+    dispatch_modes: Callable[[], int]
+    function_modes: Callable[[], int]
+    function_mode_at: Callable[[int], Any]
+    device_context: type
+
+
+@functools.cache
+def _state() -> _State:
+    from torch.utils._device import DeviceContext
+
+    return _State(
+        find("_C._autograd._top_saved_tensors_default_hooks"),
+        find("_C._autograd._saved_tensors_hooks_is_enabled"),
+        find("_C._current_graph_task_id"),
+        find("_C._functorch.peek_interpreter_stack"),
+        find("_C._len_torch_dispatch_stack"),
+        find("_C._len_torch_function_stack"),
+        find("_C._get_function_stack_at"),
+        DeviceContext,
+    )
+
+
+def may_decide() -> bool:
+    """Whether a call that begins now in this thread may be recomputed.
+
+    Not without gradients, in compiled or traced code, in a transform of torch.func, in a running backward, while a CUDA
+    graph is captured, or under modes that see operations, which would see them twice. Not under saved-tensor hooks
+    either: those of a program would lose what the call saves, and those of a checkpoint recompute it already.
+    """
+    import torch
+
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    state = _state()
+    if state.running_backward() != -1 or state.transform() is not None or state.dispatch_modes():
+        return False
+    if not state.are_hooks_enabled() or state.top_hooks(True) is not None or torch.jit.is_tracing():
+        return False
+    if not state.function_modes():
+        return not _is_capturing()
+    # torch.set_default_device and `with torch.device(...)` are modes, too. A checkpoint enters them again.
+    modes = map(state.function_mode_at, range(state.function_modes()))
+    return all(isinstance(mode, state.device_context) for mode in modes) and not _is_capturing()
+
+
+def _is_capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+# --- modules and arguments ---
+
+
+def objection(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """Why this call can't be recomputed, as a sentence fragment for a report; "" if nothing speaks against it."""
+    if problem := module_objection(module):
+        return problem
+    structure = Structure(arguments, options)
+    if structure.unknown:
+        return structure.unknown
+    parameters = [one for one in module.parameters() if one is not None]
+    return _objection_to_tensors([*parameters, *structure.tensors])
+
+
+def module_objection(module: Any) -> str:
+    """Why no call of this module can be recomputed. Looks at the whole subtree each time: hooks may be added at any
+    moment.
+    """
+    sources = _random_sources()
+    for name, one in module.named_modules():
+        kind: Any = type(one)
+        if problem := _objection_to_class(kind) or _objection_to_attributes(one, sources):
+            return f"{problem} ({name})" if name else problem
+    return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _objection_to_class(kind: type) -> str:
+    names = [base.__name__ for base in kind.__mro__]
+    return next((WRAPPERS[name] for name in names if name in WRAPPERS), "")
+
+
+def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> str:
+    attributes = vars(module)
+    if any(map(attributes.get, HOOKS)):
+        return next(f"it has {kind}" for name, kind in HOOKS.items() if attributes.get(name))
+    # transformers checkpoints such a layer itself.
+    checkpoints = attributes.get("gradient_checkpointing", getattr(type(module), "gradient_checkpointing", False))
+    if checkpoints and module.training:
+        return "it is checkpointed by the program"
+    if not random_sources.isdisjoint(map(type, attributes.values())):
+        source = next(iter(random_sources.intersection(map(type, attributes.values()))))
+        return f"it holds a {source.__name__} of its own"
+    return ""
+
+
+def _random_sources() -> frozenset[type]:
+    import torch
+
+    numpy: Any = sys.modules.get("numpy.random")
+    return frozenset({torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy else ())})
+
+
+def _objection_to_tensors(tensors: list[Any]) -> str:
+    import torch
+
+    if any(map(torch.nn.parameter.is_lazy, tensors)):
+        return "it has parameters that are made in its first call"
+    if any(map(torch.is_inference, tensors)):
+        return "it uses a tensor of torch.inference_mode"
+    if not any(tensor.requires_grad for tensor in tensors):
+        return "it needs no gradient"
+    return ""

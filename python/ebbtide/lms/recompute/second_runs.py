@@ -1,0 +1,73 @@
+"""A call whose saved tensors are dropped, and made again in backward by a second call.
+
+The second call is made with the tensors of the first, in the order of `torch.utils.checkpoint`, and ends as soon as all
+that backward wants is there. Rules for the caller:
+
+- An argument that the program changes in place before backward makes torch raise, also where a plain call saves nothing
+  of that argument and works. `versions` tells such a change: compare at the second run, and recompute such a call no
+  more.
+- A parameter or buffer that is changed in place in between raises as well.
+- `objections` and `trials` say which calls can't be repeated. What they can't see, and what they rely on: the
+  attributes, arguments and generators of the module decide what it does. A forward that depends on a global of the
+  program, or on an object in an attribute that changes inside, must not be recomputed.
+- A module that catches `Exception` in its forward catches torch's signal for the end of the second run.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ebbtide.lms.recompute.global_states import Switches
+from ebbtide.lms.recompute.module_states import ModuleState
+from ebbtide.lms.recompute.structures import Structure
+
+Call = Callable[..., Any]  # takes the module, then its arguments
+Entrance = Callable[[], AbstractContextManager[Any]]
+
+
+def run(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[str, Any], on_second_run: Entrance) -> Any:
+    """`call(module, *arguments, **options)`, whose saved tensors are dropped and made again in backward.
+
+    Args:
+        on_second_run: makes a context manager that is entered around each second run.
+
+    Raises:
+        RuntimeError: in backward, where an argument, a parameter or a buffer was changed in place after the call.
+        torch.utils.checkpoint.CheckpointError: in backward, where the second run saves other tensors.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    structure = Structure(arguments, options)
+    tensors, structure.tensors = structure.tensors, []
+    repeated = _RepeatedCall(call, module, structure, on_second_run)
+    repeated.original = arguments, options
+    return checkpoint(repeated, *tensors, use_reentrant=False, preserve_rng_state=True)
+
+
+def versions(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
+    """The version of each tensor among the arguments, in a fixed order."""
+    return tuple(tensor._version for tensor in Structure(arguments, options).tensors)
+
+
+class _RepeatedCall:
+    """The function of a checkpoint: called once in forward, and once for each backward."""
+
+    def __init__(self, call: Call, module: Any, structure: Structure, on_second_run: Entrance) -> None:
+        self.original: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # until the first run takes them
+        self._call, self._module, self._structure = call, module, structure
+        self._on_second_run = on_second_run
+        self._state, self._switches = ModuleState(module), Switches()
+
+    def __call__(self, *tensors: Any) -> Any:
+        if self.original is not None:
+            # The program's own containers, in case that the module adds something to them.
+            (arguments, options), self.original = self.original, None
+            return self._call(self._module, *arguments, **options)
+        if written := self._state.written():
+            raise RuntimeError(
+                f"{written} of {type(self._module).__name__} was changed in place after the forward. Backward needs it "
+                "as it was, since ebbtide's LMS computes this module again: forbid that with recompute=False"
+            )
+        filled, named = self._structure.fill(list(tensors))
+        with self._on_second_run(), self._switches.restored(), self._state.restored():
+            return self._call(self._module, *filled, **named)

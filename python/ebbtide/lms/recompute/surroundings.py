@@ -1,0 +1,89 @@
+"""What a call may change beside its results: attributes, buffers, arguments, other generators of random numbers."""
+
+import contextlib
+import operator
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from ebbtide.lms.recompute import bits
+from ebbtide.lms.recompute.global_states import OtherRandomStates
+from ebbtide.lms.recompute.module_states import ModuleState
+from ebbtide.lms.recompute.structures import Structure
+from ebbtide.lms.recompute.watch import Findings, make_watch, storages_of
+
+MOST_COPIED_BYTES = 16 << 20  # of one buffer
+CONTAINERS = (list, dict, set, deque)
+
+
+class Surroundings:
+    """A module and the arguments of a call, at construction."""
+
+    def __init__(self, module: Any, structure: Structure) -> None:
+        modules = list(module.named_modules())
+        attributes = [(path, name, value) for path, one in modules for name, value in vars(one).items()]
+        self._module, self._arguments, self._leaves = ModuleState(module), structure.tensors, structure.leaves
+        self._are_compiled = any(_is_compiled(one) for _, one in modules)
+        self._containers = [
+            (f"{path}.{name}".lstrip("."), value, _content(value))
+            for path, name, value in attributes
+            if isinstance(value, CONTAINERS)
+        ]
+        # Neither parameters nor buffers, which the state of the module has.
+        self._loose = [value for _, _, value in attributes if _is_tensor(value)]
+        self._versions = [tensor._version for tensor in self._loose + self._arguments]
+        # BatchNorm's kernels write buffers without a new version.
+        small = [(name, buffer) for name, buffer in module.named_buffers() if buffer.nbytes <= MOST_COPIED_BYTES]
+        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in small]
+        self._random = OtherRandomStates()
+
+    def change(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
+        """What has been changed since, as a sentence fragment; "" if nothing."""
+        if name := self._module.difference():
+            return f"its forward sets the attribute {name}"
+        if name := self._module.written():
+            return f"its forward changes {name} in place"
+        for name, buffer, copy in self._buffers:
+            if bits.difference(buffer.detach(), copy):
+                return f"its forward changes {name} in place"
+        for name, value, content in self._containers:
+            now = _content(value)
+            if len(now) != len(content) or not all(map(operator.is_, now, content)):
+                return f"its forward changes what {name} contains"
+        if Structure(arguments, options).leaves != self._leaves:
+            return "its forward changes what an argument contains"
+        if [tensor._version for tensor in self._loose + self._arguments] != self._versions:
+            return "its forward changes an argument or a tensor of the module in place"
+        if self._random.have_moved():
+            return "it draws random numbers of Python or NumPy"
+        return ""
+
+    @contextlib.contextmanager
+    def watched(self, findings: Findings) -> Iterator[None]:
+        """Ends a second run before it changes one of its arguments, or a tensor of the module. What is compiled would
+        run uncompiled under the watch.
+        """
+        if self._are_compiled:
+            yield
+            return
+        tensors = [*self._arguments, *self._loose, *self._module.tensors()]
+        with make_watch(findings, storages_of(tensors), {tensor.device for tensor in tensors}):
+            yield
+
+    def restore(self) -> None:
+        """Puts back the attributes, in case that the second run ended in the middle."""
+        self._module.restore()
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _is_compiled(module: Any) -> bool:
+    return vars(module).get("_compiled_call_impl") is not None or "_orig_mod" in vars(module)["_modules"]
+
+
+def _content(value: Any) -> list[Any]:
+    return [part for item in value.items() for part in item] if isinstance(value, dict) else list(value)

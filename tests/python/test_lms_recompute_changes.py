@@ -1,0 +1,144 @@
+"""What a program changes between a recomputed call and its backward: it raises, or the second run is spared of it."""
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from ebbtide.lms.recompute import second_runs  # noqa: E402
+from recompute_models import CALL, WIDTH, Block, assert_equal, recomputed, run  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+@pytest.fixture
+def x() -> Any:
+    torch.manual_seed(1)
+    return torch.randn(2, 4, WIDTH)
+
+
+class Adds(nn.Module):
+    """Saves its weight, and nothing of its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Any) -> Any:
+        return ((x + self.bias) * self.weight).sum()
+
+
+def test_an_argument_that_is_changed_later_raises(x: Any) -> None:
+    """A plain call works, as long as it did not save the argument."""
+
+    def step(call: Any) -> None:
+        argument = x.clone()
+        loss = call(argument)
+        before = second_runs.versions((argument,), {})
+        argument.add_(1)
+        assert second_runs.versions((argument,), {}) != before
+        loss.backward()
+
+    step(Adds())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step(lambda argument: run(Adds(), argument))
+
+
+def test_versions_are_those_of_all_tensors(x: Any) -> None:
+    y = x.clone().zero_()
+    assert second_runs.versions((x, [y, 3]), {"more": {"z": x}}) == (x._version, y._version)
+
+
+@pytest.mark.parametrize("name", ["bias", "linear.weight", "buffer"])
+def test_a_parameter_or_buffer_that_is_changed_later_raises(x: Any, name: str) -> None:
+    module = Adds()
+    module.linear = nn.Linear(1, 1)
+    module.register_buffer("buffer", torch.zeros(1))
+    loss = run(module, x)
+    with torch.no_grad():
+        {**dict(module.named_parameters()), **dict(module.named_buffers())}[name].add_(1)
+    with pytest.raises(RuntimeError, match=f"^{name} of Adds was changed in place .* recompute=False"):
+        loss.backward()
+
+
+def changes() -> dict[str, Any]:
+    return {
+        "eval": (lambda block: block.eval()),
+        "frozen": (lambda block: block.mlp.requires_grad_(False)),
+        "replaced": (lambda block: setattr(block.out, "weight", nn.Parameter(torch.zeros(WIDTH, WIDTH)))),
+        "attribute": (lambda block: setattr(block.drop, "p", 0.9)),
+        "module": (lambda block: setattr(block, "mlp", nn.Identity())),
+        "deleted": (lambda block: delattr(block, "mlp")),
+        "added": (lambda block: setattr(block, "more", 1)),
+        "precision": (lambda block: torch.set_float32_matmul_precision("medium")),
+        "deterministic": (lambda block: torch.use_deterministic_algorithms(True, warn_only=True)),
+        "dtype": (lambda block: torch.set_default_dtype(torch.float64)),
+        "attention": (lambda block: torch.backends.cuda.enable_math_sdp(False)),
+    }
+
+
+@pytest.fixture
+def settings() -> Any:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float32)
+    torch.backends.cuda.enable_math_sdp(True)
+
+
+class Made(Block):
+    """Its results depend on settings that a checkpoint does not restore."""
+
+    def forward(self, x: Any, mask: Any = None) -> Any:
+        settings = [
+            torch.get_default_dtype() == torch.float32,
+            torch.get_float32_matmul_precision() == "highest",
+            not torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+        ]
+        return super().forward(x) * torch.tensor(settings, dtype=x.dtype).sum().sin()
+
+
+@pytest.mark.parametrize("name", changes())
+def test_the_second_run_finds_things_as_the_first_did(name: str, x: Any, settings: Any) -> None:
+    def gradients(call: Any) -> list[Any]:
+        torch.manual_seed(2)
+        module = Made()
+        parameters = list(module.parameters())
+        loss = call(module, x).sum()
+        changes()[name](module)
+        found = [vars(one).copy() for one in module.modules()], torch.get_default_dtype()
+        gradients = torch.autograd.grad(loss, [one for one in parameters if one.requires_grad])
+        assert ([vars(one) for one in module.modules()], torch.get_default_dtype()) == found
+        return [gradient.float() for gradient in gradients]
+
+    plain = gradients(CALL)
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float32)
+    torch.backends.cuda.enable_math_sdp(True)
+    assert_equal(gradients(run), plain)
+
+
+def test_functional_call(x: Any) -> None:
+    """Its weights are in the module for the length of the call alone."""
+    block = Block().eval()
+    weights = {name: weight.detach().clone().requires_grad_() for name, weight in block.named_parameters()}
+    scaled = {name: weight * 0.5 for name, weight in weights.items()}
+    expected = torch.autograd.grad(torch.func.functional_call(block, scaled, (x,)).sum(), weights.values())
+    scaled = {name: weight * 0.5 for name, weight in weights.items()}
+    with recomputed(Block) as runs:
+        loss = torch.func.functional_call(block, scaled, (x,)).sum()
+        assert_equal(list(torch.autograd.grad(loss, weights.values())), list(expected))
+    assert runs.count == 1
+
+
+def test_the_default_device_holds_in_the_second_run() -> None:
+    class Makes(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * torch.ones(2).sin()
+
+    module, leaf = Makes(2, 2), torch.ones(2)
+    with torch.device("cpu"), recomputed(Makes) as runs:
+        loss = module(leaf).sum()
+    loss.backward()
+    assert runs.count == 1

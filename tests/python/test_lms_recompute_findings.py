@@ -1,0 +1,243 @@
+"""Each thing that a trial finds beside the tensors, which then has happened once, as in a plain call."""
+
+import random
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from recompute_models import CALL, WIDTH, Linear, OwnGenerator, assert_equal, objection_to  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+@pytest.fixture
+def x() -> Any:
+    torch.manual_seed(1)
+    return torch.randn(2, 4, WIDTH)
+
+
+def test_a_generator_of_its_own_draws_once(x: Any) -> None:
+    OwnGenerator.source.manual_seed(1)
+    module = OwnGenerator()
+    assert objection_to(module, x) == "it draws random numbers from a generator of its own"
+    after = OwnGenerator.source.get_state()
+    OwnGenerator.source.manual_seed(1)
+    torch.rand(WIDTH, generator=OwnGenerator.source)
+    assert torch.equal(OwnGenerator.source.get_state(), after)
+
+
+class SwapsStates(Linear):
+    """As Megatron draws the random numbers of one rank."""
+
+    state = torch.Generator().manual_seed(3).get_state()
+
+    def forward(self, x: Any) -> Any:
+        kept = torch.get_rng_state()
+        torch.set_rng_state(SwapsStates.state)
+        try:
+            return nn.functional.dropout(self.plain(x), 0.5)
+        finally:
+            SwapsStates.state = torch.get_rng_state()
+            torch.set_rng_state(kept)
+
+
+def test_a_state_of_its_own_moves_once(x: Any) -> None:
+    before = SwapsStates.state
+    assert objection_to(SwapsStates(), x) == "it sets the state of torch's random numbers"
+    after, SwapsStates.state = SwapsStates.state, before
+    SwapsStates()(x)
+    assert torch.equal(SwapsStates.state, after) and not torch.equal(before, after)
+
+
+class Communicates(Linear):
+    def forward(self, x: Any) -> Any:
+        y = self.plain(x)
+        torch.distributed.all_reduce(y.detach().clone())
+        return y
+
+
+class CommunicatesAsAFunction(Linear):
+    def forward(self, x: Any) -> Any:
+        from torch.distributed._functional_collectives import all_reduce
+
+        return self.plain(x) + all_reduce(x, "sum", torch.distributed.group.WORLD)
+
+
+@pytest.mark.parametrize("kind", [Communicates, CommunicatesAsAFunction])
+def test_collectives(x: Any, kind: type, tmp_path: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert objection_to(kind(), x).startswith("it communicates with other ranks (")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+class Counts(Linear):
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return self.plain(x)
+
+
+class SameNumber(Linear):
+    def forward(self, x: Any) -> Any:
+        self.length = float(x.shape[1]) * 1000.5
+        return self.plain(x)
+
+
+class Switches(Linear):
+    def forward(self, x: Any) -> Any:
+        self.train(not self.training)
+        return self.plain(x)
+
+
+class Appends(Linear):
+    def forward(self, x: Any) -> Any:
+        self.history.append(1)
+        return self.plain(x)
+
+
+class WritesBuffer(Linear):
+    def forward(self, x: Any) -> Any:
+        self.sums += x.detach().sum((0, 1))
+        return self.plain(x)
+
+
+class WritesData(Linear):
+    """A version of its own, so that only the bits tell."""
+
+    def forward(self, x: Any) -> Any:
+        self.sums.data.add_(1)
+        return self.plain(x)
+
+
+class WritesDataOnce(Linear):
+    """The first run writes what is there already, so that only the watch tells."""
+
+    def forward(self, x: Any) -> Any:
+        self.sums.data.zero_()
+        return self.plain(x)
+
+
+class WritesWeight(Linear):
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            self.bias.add_(1)
+        return self.plain(x)
+
+
+class WritesLooseTensor(Linear):
+    loose: Any = None
+
+    def forward(self, x: Any) -> Any:
+        vars(self)["scores"].add_(1)
+        return self.plain(x)
+
+
+class WritesArgument(Linear):
+    def forward(self, x: Any) -> Any:
+        x.add_(1)
+        return self.plain(x)
+
+
+class WritesAlias(Linear):
+    def forward(self, x: Any) -> Any:
+        x.data.mul_(1)
+        return self.plain(x)
+
+
+class Replaces(Linear):
+    def forward(self, x: Any) -> Any:
+        self.sums = self.sums + 1
+        return self.plain(x)
+
+
+class AddsToArgument(Linear):
+    def forward(self, x: Any, states: Any) -> Any:
+        states["last"] = 3
+        return self.plain(x)
+
+
+class PythonRandom(Linear):
+    def forward(self, x: Any) -> Any:
+        return self.plain(x) * random.random()
+
+
+class NumpyRandom(Linear):
+    def forward(self, x: Any) -> Any:
+        import numpy
+
+        return self.plain(x) * float(numpy.random.rand())
+
+
+def test_numbers_that_are_computed_again_are_no_change(x: Any) -> None:
+    module = SameNumber()
+    assert objection_to(module, x) == "its forward sets the attribute length"
+    assert objection_to(module, x) == ""
+
+
+def test_an_import_of_numpy_is_no_random_number(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    numpy = pytest.importorskip("numpy.random")
+    monkeypatch.delitem(sys.modules, "numpy.random")
+
+    class Imports(Linear):
+        def forward(self, x: Any) -> Any:
+            sys.modules["numpy.random"] = numpy
+            return self.plain(x)
+
+    assert objection_to(Imports(), x) == ""
+
+
+IN_PLACE = "it changes an argument or a tensor of the module in place"
+FOUND = {
+    Counts: "its forward sets the attribute calls",
+    Switches: "its forward sets the attribute training",
+    Appends: "its forward changes what history contains",
+    WritesBuffer: "its forward changes sums in place",
+    WritesData: "its forward changes sums in place",
+    WritesDataOnce: f"{IN_PLACE} (zero_.default)",
+    WritesWeight: "its forward changes bias in place",
+    WritesLooseTensor: "its forward changes an argument or a tensor of the module in place",
+    WritesArgument: "its forward changes an argument or a tensor of the module in place",
+    WritesAlias: f"{IN_PLACE} (mul_.Tensor)",
+    Replaces: "its forward sets the attribute sums",
+    PythonRandom: "it draws random numbers of Python or NumPy",
+    NumpyRandom: "it draws random numbers of Python or NumPy",
+}
+
+
+@pytest.mark.parametrize("kind", FOUND, ids=lambda kind: kind.__name__)
+def test_changes_are_found_and_made_once(kind: type, x: Any) -> None:
+    if kind is NumpyRandom:
+        pytest.importorskip("numpy.random").seed(1)
+
+    def leave(call: Any) -> list[Any]:
+        torch.manual_seed(2)
+        random.seed(1)
+        module, argument = kind(), x.clone()
+        vars(module)["scores"] = torch.zeros(1)
+        call(module, argument)
+        states = [module.calls, len(module.history), module.training, random.random()]
+        return [argument, module.sums, module.bias, vars(module)["scores"], torch.tensor(states), torch.rand(1)]
+
+    said: list[str] = []
+    tried = leave(lambda module, argument: said.append(objection_to(module, argument)))
+    assert said == [FOUND[kind]]
+    assert_equal(tried, leave(CALL))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_batch_norm(x: Any, counts: bool) -> None:
+    """Its kernels raise no version of the statistics."""
+    module, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    if not counts:
+        module.num_batches_tracked = None
+    name = "num_batches_tracked" if counts else "running_mean"
+    assert objection_to(module, x) == f"its forward changes {name} in place"
+    other(x)
+    assert torch.equal(module.running_mean, other.running_mean)
+    assert objection_to(module.eval(), x) == ""
+
+
+def test_what_an_argument_contains(x: Any) -> None:
+    assert objection_to(AddsToArgument(), x, {}) == "its forward changes what an argument contains"
