@@ -8,27 +8,29 @@
 #include <random>
 #include <vector>
 
-#include "checked_follower.h"
+#include "played_step.h"
 #include "policy/lms/step_plan.h"
 #include "step_replay.h"
 
 namespace ebbtide::policy {
 namespace {
 
+constexpr Manner kPlanned{.evicts_on_demand = false};  // nothing but the plan moves anything
+
 TEST(StepFollower, AnEqualStepFollowsThePlan) {
   for (const StepRecord& record : {llama_step(), resnet_step()}) {
     for (const uint64_t percent : {80, 60, 40}) {
-      const StepLimits limits = at_limit(part_of_peak(record, percent));
+      const StepRules rules = rules_at(at_limit(part_of_peak(record, percent)));
       CheckedFollower checked;
-      const FollowedStep first = run_step(checked, record, limits);
+      const PlayedStep first = play(checked, record, rules, kPlanned);
       EXPECT_TRUE(first.done.departures.empty());
       EXPECT_FALSE(first.was_followed);
-      const double planned = replay(record, make_plan(record, limits)).seconds;
+      const double planned = replay(record, make_plan(record, rules.limits)).seconds;
       for (int step = 0; step < 3; ++step) {
-        const FollowedStep next = run_step(checked, record, limits);
+        const PlayedStep next = play(checked, record, rules);
         EXPECT_TRUE(next.was_followed);
-        EXPECT_LE(most(next.held), static_cast<int64_t>(limits.limit_bytes));
-        expect_same_departures(next.done, make_plan(as_recorded(record), limits));
+        EXPECT_EQ(next.missing_bytes, 0u);
+        expect_same_departures(next.done, make_plan(as_recorded(record), rules.limits));
         EXPECT_LE(planned, 1.005 * replay(record, next.done).seconds);
         EXPECT_LE(replay(record, next.done).seconds, 1.02 * planned) << "it knows less of the time between two turns";
       }
@@ -41,33 +43,31 @@ TEST(StepFollower, AnEqualStepFollowsThePlan) {
 TEST(StepFollower, NothingHappensWhereEverythingFits) {
   CheckedFollower checked;
   for (int step = 0; step < 5; ++step) {
-    const FollowedStep run = run_step(checked, small_step(), {1000, 1000, 1000});
+    const PlayedStep run = play(checked, small_step(), rules_at({1000, 1000, 1000}));
     EXPECT_TRUE(run.done.departures.empty());
     EXPECT_EQ(run.was_followed, step > 0);
-    EXPECT_EQ(checked.follower.excess_bytes(), 0u);
   }
   EXPECT_EQ(checked.follower.plans_made(), 1u);
+  EXPECT_EQ(checked.follower.latest_choice()->plan.excess_bytes, 0u);
+  checked.saved({.key = 1, .size_bytes = 10}, 15, 0);
+  EXPECT_FALSE(checked.follower.wants_times()) << "once a step is measured, times are of no use";
 }
 
 TEST(StepFollower, RandomStepsHoldTheLimit) {
   std::mt19937_64 random(21);
   size_t departures = 0;
   for (int round = 0; round < 300; ++round) {
-    StepRecord record = random_step(random, 10 + random() % 200);
-    record.events.insert(record.events.begin(), StepEvent{StepEventKind::kSaved, 0, 0, 0});
-    for (StepEvent& event : record.events) ++event.storage;
-    record.events.front().storage = 0;
-    record.sizes_bytes.insert(record.sizes_bytes.begin(), 0);
-    const StepLimits limits{part_of_peak(record, 30 + random() % 70), 1000, 1000};
+    const StepRecord record = random_step(random, 10 + random() % 200);
+    const StepRules rules = rules_at({part_of_peak(record, 30 + random() % 70), 1000, 1000});
     CheckedFollower checked;
-    run_step(checked, record, limits);
+    play(checked, record, rules, kPlanned);
     // The follower cannot see that a demand went down at a drop: it never plans with too little.
-    const int64_t bound = static_cast<int64_t>(limits.limit_bytes + make_plan(record, limits).excess_bytes);
+    const int64_t bound = static_cast<int64_t>(rules.limits.limit_bytes + make_plan(record, rules.limits).excess_bytes);
     for (int step = 0; step < 2; ++step) {
-      const FollowedStep run = run_step(checked, record, limits);
+      const PlayedStep run = play(checked, record, rules, kPlanned);
       EXPECT_TRUE(run.was_followed);
       EXPECT_LE(most(run.held), bound);
-      expect_same_departures(run.done, make_plan(as_recorded(record), limits));
+      expect_same_departures(run.done, make_plan(as_recorded(record), rules.limits));
       departures += run.done.departures.size();
     }
     EXPECT_EQ(checked.follower.plans_made(), 1u);
@@ -82,21 +82,21 @@ TEST(StepFollower, TheTimeOfAFreeDoesNotMatter) {
   const StepRecord record = small_step();
   for (int round = 0; round < 200; ++round) {
     CheckedFollower checked;
-    run_step(checked, record, kSmallLimits);
+    play(checked, record, rules_at(kSmallLimits), kPlanned);
     StepRecord other = record;
     for (int move = 0; move < 10; ++move) {
       // Never before its save, and never after its use.
       const size_t at = random() % (other.events.size() - 1);
       StepEvent &one = other.events[at], &next = other.events[at + 1];
       const bool is_free = one.kind == StepEventKind::kFree || next.kind == StepEventKind::kFree;
-      if (!is_free || one.storage == next.storage) continue;
-      std::swap(one.kind, next.kind);
-      std::swap(one.storage, next.storage);
+      if (!is_free || one.index == next.index) continue;
+      std::swap(one, next);
+      std::swap(one.seconds, next.seconds);
     }
     // Some are never seen to be free.
     std::erase_if(other.events,
                   [&](const StepEvent& event) { return event.kind == StepEventKind::kFree && random() % 8 == 0; });
-    EXPECT_TRUE(run_step(checked, other, kSmallLimits).was_followed);
+    EXPECT_TRUE(play(checked, other, rules_at(kSmallLimits), kPlanned).was_followed);
     EXPECT_EQ(checked.late_loads, 0u);
     EXPECT_EQ(checked.follower.plans_made(), 1u);
   }
@@ -105,17 +105,17 @@ TEST(StepFollower, TheTimeOfAFreeDoesNotMatter) {
 TEST(StepFollower, StoragesThatAreFreeLateLeaveLate) {
   const StepRecord record = small_step();
   CheckedFollower checked;
-  run_step(checked, record, kSmallLimits);
-  const FollowedStep planned = run_step(checked, record, kSmallLimits);
+  play(checked, record, rules_at(kSmallLimits), kPlanned);
+  const PlayedStep planned = play(checked, record, rules_at(kSmallLimits), kPlanned);
   StepRecord other = record;
   // The first storage becomes free after the last one was saved.
   std::erase_if(other.events,
-                [](const StepEvent& event) { return event.kind == StepEventKind::kFree && event.storage == 0; });
+                [](const StepEvent& event) { return event.kind == StepEventKind::kFree && event.index == 0; });
   const auto first_use = std::find_if(other.events.begin(), other.events.end(),
                                       [](const StepEvent& event) { return event.kind == StepEventKind::kWanted; });
   const auto at = static_cast<uint32_t>(first_use - other.events.begin());
   other.events.insert(first_use, {StepEventKind::kFree, 0, (first_use - 1)->demand_bytes, (first_use - 1)->seconds});
-  const FollowedStep late = run_step(checked, other, kSmallLimits);
+  const PlayedStep late = play(checked, other, rules_at(kSmallLimits), kPlanned);
   EXPECT_EQ(late.done.departures.size(), planned.done.departures.size());
   EXPECT_EQ(late.done.departures.back().storage, 0u);
   EXPECT_EQ(late.done.departures.back().copy_at, at);
@@ -132,168 +132,171 @@ TEST(StepFollower, ADropOfAnAbsentStorageMakesNoOtherLeave) {
   step.drop(unused);
   step.want(last);
   step.want(used);
-  const StepLimits limits{20, 1000, 1000};
+  const StepRules rules = rules_at({20, 1000, 1000});
   CheckedFollower checked;
-  run_step(checked, step.record(), limits);
-  const FollowedStep run = run_step(checked, step.record(), limits);
+  play(checked, step.record(), rules, kPlanned);
+  const PlayedStep run = play(checked, step.record(), rules, kPlanned);
   ASSERT_EQ(run.done.departures.size(), 1u);
   EXPECT_EQ(run.done.departures[0].storage, unused);
 }
 
 TEST(StepFollower, ADemandThatStillFitsMakesNoOtherPlan) {
   StepRecord record = small_step();
+  const StepRules rules = rules_at({100, 1000, 1000});
   CheckedFollower checked;
-  run_step(checked, record, {55, 1000, 1000});
-  for (StepEvent& event : record.events) event.demand_bytes += 1;
-  run_step(checked, record, {100, 1000, 1000});
-  EXPECT_EQ(checked.follower.plans_made(), 2u);
+  play(checked, record, rules);
   for (StepEvent& event : record.events) event.demand_bytes += 2;
-  run_step(checked, record, {100, 1000, 1000});
+  play(checked, record, rules);
+  EXPECT_EQ(checked.follower.plans_made(), 1u);
+  for (StepEvent& event : record.events) event.demand_bytes += 13;
+  EXPECT_GT(play(checked, record, rules).missing_bytes, 0u);
   EXPECT_EQ(checked.follower.plans_made(), 2u);
-  for (StepEvent& event : record.events) event.demand_bytes += 20;
-  run_step(checked, record, {100, 1000, 1000});
-  EXPECT_EQ(checked.follower.plans_made(), 3u);
+  EXPECT_EQ(play(checked, record, rules).missing_bytes, 0u);
 }
 
 TEST(StepFollower, AnotherLimitMakesAnotherPlan) {
   const StepRecord record = small_step();
   CheckedFollower checked;
-  run_step(checked, record, kSmallLimits);
-  run_step(checked, record, {40, 1000, 1000});
+  play(checked, record, rules_at(kSmallLimits));
+  play(checked, record, rules_at({48, 1000, 1000}));
   EXPECT_EQ(checked.follower.plans_made(), 2u);
-  EXPECT_LE(most(run_step(checked, record, {1000, 1000, 1000}).held), 40);
-  EXPECT_TRUE(run_step(checked, record, {1000, 1000, 1000}).done.departures.empty());
+  EXPECT_LE(most(play(checked, record, rules_at({1000, 1000, 1000}), kPlanned).held), 48);
+  EXPECT_TRUE(play(checked, record, rules_at({1000, 1000, 1000}), kPlanned).done.departures.empty());
   EXPECT_EQ(checked.follower.plans_made(), 3u);
-  run_step(checked, record, {1, 1000, 1000});
-  checked.saved(10, 15, 0);
-  EXPECT_GT(checked.follower.excess_bytes(), 0u);
+  play(checked, record, rules_at({1, 1000, 1000}));
+  EXPECT_GT(checked.follower.latest_choice()->plan.excess_bytes, 0u);
 }
 
 TEST(StepFollower, OtherTimesAndRatesMakeAnotherPlan) {
   const StepRecord record = small_step();
   CheckedFollower checked;
-  run_step(checked, record, kSmallLimits);
-  run_step(checked, record, {50, 900, 1100}, 1.1);
+  play(checked, record, rules_at(kSmallLimits));
+  play(checked, record, rules_at({50, 900, 1100}), {.speed = 1.1});
   EXPECT_EQ(checked.follower.plans_made(), 1u) << "not by a little";
-  run_step(checked, record, kSmallLimits, 2);
+  play(checked, record, rules_at(kSmallLimits), {.speed = 2});
   EXPECT_EQ(checked.follower.plans_made(), 2u);
-  run_step(checked, record, {50, 2000, 1000}, 2);
+  play(checked, record, rules_at({50, 2000, 1000}), {.speed = 2});
   EXPECT_EQ(checked.follower.plans_made(), 3u);
-  run_step(checked, record, {50, 2000, 100}, 2);
+  play(checked, record, rules_at({50, 2000, 100}), {.speed = 2});
   EXPECT_EQ(checked.follower.plans_made(), 4u);
-  run_step(checked, record, {50, 2000, 100}, 2);
-  EXPECT_EQ(checked.follower.plans_made(), 4u);
-}
-
-// After one event the demand is higher than the samples show: only a miss tells. Returns whether there was one.
-bool has_missed(CheckedFollower& checked, const StepRecord& record, size_t peak_event, uint64_t peak_bytes,
-                uint64_t limit_bytes, uint64_t next_limit_bytes) {
-  uint64_t away_bytes = 0;
-  bool has_missed = false;
-  std::vector<uint64_t> numbers;
-  for (size_t index = 0; index < record.events.size(); ++index) {
-    const StepEvent& event = record.events[index];
-    if (event.kind == StepEventKind::kSaved)
-      numbers.push_back(checked.saved(record.sizes_bytes[event.storage], event.demand_bytes, event.seconds));
-    if (event.kind == StepEventKind::kFree) checked.became_free(numbers[event.storage]);
-    if (event.kind == StepEventKind::kWanted) checked.wanted(numbers[event.storage], event.demand_bytes, event.seconds);
-    if (event.kind == StepEventKind::kDropped) checked.dropped(numbers[event.storage]);
-    away_bytes += 10 * checked.follower.actions().releases.size();
-    away_bytes -= 10 * checked.follower.actions().loads.size();
-    if (index != peak_event || peak_bytes <= limit_bytes + away_bytes) continue;
-    has_missed = true;
-    checked.missed(peak_bytes);
-  }
-  checked.end_step({next_limit_bytes, 1000, 1000});
-  return has_missed;
-}
-
-TEST(StepFollower, MissesAreLearnedAndKept) {
-  const StepRecord record = small_step();
-  size_t misses = 0;
-  for (size_t event = 8; event < record.events.size(); ++event) {
-    SCOPED_TRACE(testing::Message() << "event " << event);
-    const uint64_t peak = record.events[event].demand_bytes + 15;
-    if (peak < 80) continue;
-    CheckedFollower checked;
-    EXPECT_FALSE(has_missed(checked, record, event, peak, 1000, 70));
-    misses += has_missed(checked, record, event, peak, 70, 70) ? 1 : 0;
-    EXPECT_FALSE(has_missed(checked, record, event, peak, 70, 70)) << "it is learned";
-    // Later plans are made from steps without a miss.
-    EXPECT_FALSE(has_missed(checked, record, event, peak, 70, 60));
-    EXPECT_FALSE(has_missed(checked, record, event, peak, 60, 65));
-    EXPECT_FALSE(has_missed(checked, record, event, peak, 65, 70));
-    EXPECT_FALSE(has_missed(checked, record, event, peak, 70, 70));
-  }
-  EXPECT_GT(misses, 5u);
+  play(checked, record, rules_at({50, 200, 100}), {.speed = 2});
+  EXPECT_EQ(checked.follower.plans_made(), 4u) << "a busy machine never settles";
 }
 
 TEST(StepFollower, AnyCallsInAnyOrderDoNoHarm) {
   std::mt19937_64 any(23);
   CheckedFollower checked;
-  size_t releases = 0, loads = 0, followed = 0;
+  size_t releases = 0, loads = 0, followed = 0, recomputed = 0;
   uint64_t last = 0;
   for (int step = 0; step < 10'000; ++step) {
     // Often a step that was seen before, and sometimes only its beginning.
     std::mt19937_64 random(any() % 6);
-    size_t calls = random() % 60;
-    if (any() % 4 == 0) calls = any() % 60;
-    const size_t deviation = any() % 2 == 0 ? SIZE_MAX : any() % 60;
+    size_t calls = random() % 90;
+    if (any() % 4 == 0) calls = any() % 90;
+    const size_t deviation = any() % 2 == 0 ? SIZE_MAX : any() % 90;
+    const auto number = [&] { return random() % 50 == 0 ? random() : random() % 100; };
     for (size_t call = 0; call < calls; ++call) {
       if (call == deviation) random.seed(any());
-      const auto number = [&] { return random() % 50 == 0 ? random() : random() % 100; };
       const uint64_t storage = random() % 20 == 0 ? random() : last - std::min(last, random() % 12);
       const double now = random() % 50 == 0 ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(call);
-      switch (random() % 8) {
+      const auto known_call = [&] { return static_cast<uint32_t>(random() % 12 == 0 ? random() : random() % 10); };
+      switch (random() % 12) {
         case 0:
-        case 1: last = checked.saved(number(), number(), now); break;
+        case 1: {
+          const NewStorage named{random() % 40, number(), known_call(), random() % 2 == 0 ? kNone : known_call()};
+          last = checked.saved(named, number(), now);
+          break;
+        }
         case 2: checked.wanted(storage, number(), now); break;
         case 3: checked.dropped(storage); break;
         case 4: checked.missed(number()); break;
+        case 5:
+          checked.entered({.key = random() % 30, .module = random() % 8, .input_bytes = number()}, known_call(),
+                          number(), now);
+          break;
+        case 6: checked.returned(known_call(), number(), now); break;
+        case 7: checked.saved_again(storage, random() % 40, known_call()); break;
+        case 8: checked.follower.fell_short(number()); break;
         default: checked.became_free(storage);
       }
       releases += checked.follower.actions().releases.size();
       loads += checked.follower.actions().loads.size();
+      recomputed += checked.follower.is_recomputed(random() % 30) ? 1 : 0;
     }
     followed += checked.follower.is_following() ? 1 : 0;
-    checked.end_step({any() % 20 == 0 ? any() % 100 : 50, 100, any() % 20 == 0 ? 0.0 : 100});
+    std::vector<std::pair<uint32_t, double>> times;
+    while (any() % 4 != 0) times.emplace_back(any() % 60, any() % 60);
+    checked.follower.set_times(times);
+    StepRules rules = rules_at({any() % 20 == 0 ? any() % 100 : 50, 100, any() % 20 == 0 ? 0.0 : 100});
+    if (any() % 4 == 0) rules.forbidden.insert(any() % 8);
+    rules.may_recompute = any() % 8 != 0;
+    rules.is_timed = any() % 4 != 0;
+    rules.was_disturbed = any() % 8 == 0;
+    if (any() % 20 == 0) checked.follower.choose_again(rules);
+    checked.end_step(rules);
     if (HasFailure()) return;
   }
   EXPECT_GT(releases, 1000u);
   EXPECT_GT(loads, 100u);
   EXPECT_GT(followed, 1000u);
+  EXPECT_GT(recomputed, 0u);
 }
 
+NewStorage first_storage() { return {.key = 1, .size_bytes = 10}; }
+
 TEST(StepFollower, WhatOutlivesItsStepIsLeftAlone) {
-  const StepRecord record = small_step();
   CheckedFollower checked;
-  run_step(checked, record, kSmallLimits);
-  const uint64_t old = checked.saved(10, 15, 0);
+  play(checked, small_step(), rules_at(kSmallLimits));
+  const uint64_t old = checked.saved(first_storage(), 15, 0);
   checked.became_free(old);
-  checked.end_step(kSmallLimits);
-  // Its number is none of the next step's, and no event of it deviates.
-  const uint64_t next = checked.saved(10, 15, 0);
+  checked.end_step(rules_at(kSmallLimits));
+  // Its number is none of the next step's.
+  const uint64_t next = checked.saved(first_storage(), 15, 0);
   EXPECT_NE(next, old);
-  EXPECT_TRUE(checked.follower.is_following());
+  const uint32_t events = checked.follower.event_count();
   checked.follower.wanted(old, 20, 0);
   checked.follower.became_free(old);
   checked.follower.dropped(old);
-  EXPECT_TRUE(checked.follower.is_following());
+  EXPECT_EQ(checked.follower.event_count(), events);
 }
 
 TEST(StepFollower, AnEndlessStepIsNotRecorded) {
   StepFollower follower;
-  const uint64_t storage = follower.saved(10, 10, 0);
+  const StepRules rules = rules_at({5, 1000, 1000});
+  const uint64_t storage = follower.saved(first_storage(), 10, 0);
   for (size_t count = 0; count < kMostStepEvents; ++count) follower.wanted(storage, 10, 0);
   follower.became_free(storage);
-  EXPECT_GT(follower.saved(10, 20, 0), storage);
-  follower.end_step({5, 1000, 1000});
+  EXPECT_GT(follower.saved(first_storage(), 20, 0), storage);
+  follower.end_step(rules);
   EXPECT_EQ(follower.plans_made(), 0u);
-  follower.saved(10, 10, 0);
-  follower.end_step({5, 1000, 1000});
+  follower.saved(first_storage(), 10, 0);
+  follower.end_step(rules);
   EXPECT_EQ(follower.plans_made(), 1u) << "the next step is";
-  follower.end_step({5, 1000, 1000});
+  follower.end_step(rules);
   EXPECT_EQ(follower.plans_made(), 1u) << "an empty one is not";
+}
+
+TEST(StepFollower, AnAbandonedStepTeachesNothing) {
+  StepFollower follower;
+  follower.saved(first_storage(), 10, 0);
+  follower.abandon_step();
+  EXPECT_EQ(follower.plans_made(), 0u);
+  EXPECT_EQ(follower.latest_choice(), nullptr);
+}
+
+TEST(StepFollower, TimesOfSomeEventsMoveThoseBetween) {
+  StepRecord record;
+  for (int event = 0; event < 9; ++event) record.events.push_back({StepEventKind::kSaved, 0, 0, 1.0 * event});
+  record.events[5].seconds = std::numeric_limits<double>::quiet_NaN();
+  // The second time of an event counts, and others than these are none.
+  set_times(record, {{1, 10}, {3, 12}, {3, 20}, {2, 30}, {6, 26}, {6, 26}, {7, 28}, {99, 40}});
+  const std::vector<double> expected = {10, 10, 11, 20, 22, 0, 26, 28, 28};
+  for (size_t event = 0; event < expected.size(); ++event) {
+    if (event == 5) continue;
+    EXPECT_DOUBLE_EQ(record.events[event].seconds, expected[event]) << event;
+  }
+  set_times(record, {});
+  EXPECT_DOUBLE_EQ(record.events[8].seconds, 28);
 }
 
 }  // namespace

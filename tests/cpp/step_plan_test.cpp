@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "policy/lms/step_record.h"
@@ -17,9 +18,13 @@
 namespace ebbtide::policy {
 namespace {
 
-constexpr uint64_t kLookAhead = 2'000'000'000;
-
 uint64_t percent(uint64_t bytes, uint64_t part) { return bytes / 100 * part; }
+
+uint64_t largest_bytes(const StepRecord& record) {
+  uint64_t largest = 0;
+  for (const RecordedStorage& storage : record.storages) largest = std::max(largest, storage.size_bytes);
+  return largest;
+}
 
 // The bytes on the device at each event if all leaves that can.
 std::vector<int64_t> least_held(const StepRecord& record) {
@@ -38,7 +43,7 @@ void expect_whole(const StepRecord& record, const StepPlan& plan) {
     EXPECT_TRUE(begins.insert(departure.free_at).second) << "it leaves twice in one absence";
     const FreeStorage& absence = by_begin.at(departure.free_at);
     EXPECT_EQ(departure.storage, absence.storage);
-    EXPECT_GT(record.sizes_bytes[departure.storage], 0u);
+    EXPECT_GT(record.storages[departure.storage].size_bytes, 0u);
     EXPECT_EQ(departure.end_at, absence.end_at);
     EXPECT_LE(departure.free_at, departure.copy_at);
     EXPECT_LE(departure.copy_at, departure.release_at);
@@ -121,7 +126,7 @@ TEST(StepPlan, NoDepartureIsInVainOrTooEarly) {
     for (Departure& departure : latest) departure.load_at = kNoEvent;
     const std::vector<int64_t> held = held_bytes(record, latest);
     for (const Departure& departure : plan.departures) {
-      const auto size_bytes = static_cast<int64_t>(record.sizes_bytes[departure.storage]);
+      const auto size_bytes = static_cast<int64_t>(record.storages[departure.storage].size_bytes);
       EXPECT_GT(held[departure.release_at] + size_bytes, static_cast<int64_t>(limit));
     }
   }
@@ -136,7 +141,7 @@ uint64_t optimal_bytes(const StepRecord& record, const std::vector<FreeStorage>&
     uint64_t moved_bytes = 0;
     for (size_t index = 0; index < all.size(); ++index) {
       if ((choice >> index & 1) == 0) continue;
-      moved_bytes += record.sizes_bytes[all[index].storage];
+      moved_bytes += record.storages[all[index].storage].size_bytes;
       chosen.push_back({all[index].storage, 0, 0, all[index].free_at, kNoEvent, all[index].end_at});
     }
     if (moved_bytes >= best) continue;
@@ -160,7 +165,7 @@ TEST(StepPlan, FewMoreBytesMoveThanMust) {
     const uint64_t moved = replay(record, make_plan(record, at_limit(limit))).out_bytes;
     const uint64_t best = optimal_bytes(record, all, limit);
     EXPECT_GE(moved, best);
-    EXPECT_LE(moved, best + *std::max_element(record.sizes_bytes.begin(), record.sizes_bytes.end()));
+    EXPECT_LE(moved, best + largest_bytes(record));
     planned_bytes += moved;
     least_bytes += best;
   }
@@ -176,7 +181,7 @@ TEST(StepPlan, NoMoreBytesMoveThanWithBeladysChoiceOnDemand) {
     const uint64_t limit = percent(peak_bytes(record), random() % 100);
     const uint64_t moved = replay(record, make_plan(record, at_limit(limit))).out_bytes;
     const uint64_t oracle = on_demand_bytes(record, limit, true);
-    EXPECT_LE(moved, oracle + *std::max_element(record.sizes_bytes.begin(), record.sizes_bytes.end()));
+    EXPECT_LE(moved, oracle + largest_bytes(record));
     planned_bytes += moved;
     oracle_bytes += oracle;
   }
@@ -284,7 +289,7 @@ TEST(StepPlan, LoadsBeginAheadOverTheFastestLink) {
   const StepPlan plan = make_plan(record, {10'000'000'000, 1e15, 1e15});
   EXPECT_GE(plan.departures.size(), 9u);
   for (const Departure& departure : plan.departures) {
-    if (departure.load_at != kNoEvent) EXPECT_LT(departure.load_at, departure.end_at);
+    EXPECT_TRUE(departure.load_at == kNoEvent || departure.load_at < departure.end_at);
   }
 }
 
@@ -303,7 +308,7 @@ void expect_replay(const char* name, const StepRecord& record, const std::vector
     EXPECT_EQ(plan.excess_bytes, 0u);
     expect_whole(record, plan);
     expect_held(record, plan, limit);
-    const StepPlan rival = first_come_plan(record, limit, kLookAhead);
+    const StepPlan rival = first_come_plan(record, limit, /*look_ahead_bytes=*/2'000'000'000);
     const ReplayResult result = replay(record, plan);
     const double seconds = result.seconds;
     const double of_least = least_seconds(record, limit) / seconds;
@@ -352,14 +357,15 @@ TEST(StepPlan, SenselessRecordsDoNoHarm) {
   const auto number = [&] { return random() % 3 == 0 ? random() : random() % 100; };
   for (int round = 0; round < 3000; ++round) {
     StepRecord record;
-    for (size_t count = random() % 10; count-- > 0;) record.sizes_bytes.push_back(number());
+    for (size_t count = random() % 10; count-- > 0;)
+      record.storages.push_back({.size_bytes = number(), .key = random()});
     for (size_t count = random() % 40; count-- > 0;)
       record.events.push_back({static_cast<StepEventKind>(random() % 4), static_cast<uint32_t>(random() % 12), number(),
                                times[random() % times.size()]});
     const StepPlan plan = make_plan(record, {number(), rates[random() % rates.size()], rates[random() % rates.size()]});
     EXPECT_LE(plan.actions.size(), 3 * plan.departures.size());
     for (const Departure& departure : plan.departures) {
-      ASSERT_LT(departure.storage, record.sizes_bytes.size());
+      ASSERT_LT(departure.storage, record.storages.size());
       EXPECT_LE(departure.free_at, departure.copy_at);
       EXPECT_LE(departure.copy_at, departure.release_at);
       EXPECT_LT(departure.release_at, departure.end_at);
@@ -368,7 +374,7 @@ TEST(StepPlan, SenselessRecordsDoNoHarm) {
   }
   EXPECT_TRUE(make_plan({}, {}).departures.empty());
   StepRecord endless;
-  endless.sizes_bytes = {100};
+  endless.storages = {{.size_bytes = 100}};
   endless.events.resize(kMostStepEvents + 1, {StepEventKind::kFree, 0, 100, 0});
   EXPECT_TRUE(make_plan(endless, {}).actions.empty());
 }

@@ -1,4 +1,4 @@
-// Training steps as records, and the cost of a plan for one: a compute stream and a link in each direction.
+// Training steps as records, other planners, and the cost of a plan beside the least one.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "policy/lms/step_choice.h"
 #include "policy/lms/step_plan.h"
 #include "policy/lms/step_record.h"
 
@@ -31,16 +32,16 @@ class StepWriter {
   explicit StepWriter(uint64_t base_bytes) : held_bytes_(base_bytes) {}
 
   uint32_t save(uint64_t size_bytes, uint64_t temporary_bytes = 0) {
-    record_.sizes_bytes.push_back(size_bytes);
+    const auto storage = static_cast<uint32_t>(record_.storages.size());
+    record_.storages.push_back({.size_bytes = size_bytes, .key = storage + uint64_t{1}});
     held_bytes_ += size_bytes;
-    const auto storage = static_cast<uint32_t>(record_.sizes_bytes.size() - 1);
     add(StepEventKind::kSaved, storage, temporary_bytes);
     return storage;
   }
   void set_free(uint32_t storage) { add(StepEventKind::kFree, storage, 0); }
   void want(uint32_t storage, uint64_t temporary_bytes = 0) { add(StepEventKind::kWanted, storage, temporary_bytes); }
   void drop(uint32_t storage) {
-    held_bytes_ -= record_.sizes_bytes[storage];
+    held_bytes_ -= record_.storages[storage].size_bytes;
     add(StepEventKind::kDropped, storage, 0);
   }
   void pass(double seconds) { now_ += seconds; }
@@ -149,9 +150,10 @@ inline std::vector<FreeStorage> absences(const StepRecord& record) {
   const auto event_count = static_cast<uint32_t>(record.events.size());
   for (uint32_t begin = 0; begin < event_count; ++begin) {
     if (record.events[begin].kind != StepEventKind::kFree) continue;
-    const uint32_t storage = record.events[begin].storage;
+    const uint32_t storage = record.events[begin].index;
+    if (storage == kNone) continue;
     uint32_t end = begin + 1;
-    while (end < event_count && record.events[end].storage != storage) ++end;
+    while (end < event_count && (is_of_call(record.events[end].kind) || record.events[end].index != storage)) ++end;
     found.push_back({storage, begin, end, end < event_count && record.events[end].kind == StepEventKind::kWanted});
   }
   return found;
@@ -167,19 +169,19 @@ inline uint64_t on_demand_bytes(const StepRecord& record, uint64_t limit_bytes, 
   for (uint32_t event = 0; event < record.events.size(); ++event) {
     uint64_t away_bytes = 0;
     for (size_t index = 0; index < all.size(); ++index)
-      if (is_away[index] && all[index].end_at > event) away_bytes += record.sizes_bytes[all[index].storage];
+      if (is_away[index] && all[index].end_at > event) away_bytes += record.storages[all[index].storage].size_bytes;
     while (record.events[event].demand_bytes > limit_bytes + away_bytes) {
       size_t best = all.size();
       const auto next_use = [&](size_t index) { return all[index].is_wanted ? all[index].end_at : kNoEvent; };
       for (size_t index = 0; index < all.size(); ++index) {
         if (is_away[index] || all[index].free_at > event || all[index].end_at <= event) continue;
-        if (record.sizes_bytes[all[index].storage] == 0) continue;
+        if (record.storages[all[index].storage].size_bytes == 0) continue;
         if (best == all.size() || (is_belady && next_use(index) > next_use(best))) best = index;
       }
       if (best == all.size()) break;
       is_away[best] = true;
-      away_bytes += record.sizes_bytes[all[best].storage];
-      moved_bytes += record.sizes_bytes[all[best].storage];
+      away_bytes += record.storages[all[best].storage].size_bytes;
+      moved_bytes += record.storages[all[best].storage].size_bytes;
       if (chosen != nullptr)
         chosen->push_back({all[best].storage, all[best].free_at, all[best].free_at, event,
                            all[best].is_wanted ? all[best].end_at : kNoEvent, all[best].end_at});
@@ -194,7 +196,7 @@ inline std::vector<int64_t> held_bytes(const StepRecord& record, const std::vect
   for (const StepEvent& event : record.events) held.push_back(static_cast<int64_t>(event.demand_bytes));
   for (const Departure& departure : departures)
     for (uint32_t event = departure.release_at; event < std::min(departure.load_at, departure.end_at); ++event)
-      held[event] -= static_cast<int64_t>(record.sizes_bytes[departure.storage]);
+      held[event] -= static_cast<int64_t>(record.storages[departure.storage].size_bytes);
   return held;
 }
 
@@ -226,12 +228,12 @@ inline StepPlan first_come_plan(const StepRecord& record, uint64_t limit_bytes, 
     Departure& departure = departures[index];
     if (departure.load_at == kNoEvent) continue;
     // It may begin once all but look_ahead_bytes of the loads before it were used.
-    const auto size_bytes = static_cast<int64_t>(record.sizes_bytes[departure.storage]);
+    const auto size_bytes = static_cast<int64_t>(record.storages[departure.storage].size_bytes);
     uint64_t ahead_bytes = static_cast<uint64_t>(size_bytes);
     uint32_t soonest = std::max(departure.release_at + 1, earlier_load);
     for (size_t before = index; before-- > 0;) {
       if (departures[before].load_at == kNoEvent) continue;
-      ahead_bytes += record.sizes_bytes[departures[before].storage];
+      ahead_bytes += record.storages[departures[before].storage].size_bytes;
       if (ahead_bytes <= look_ahead_bytes) continue;
       soonest = std::max(soonest, departures[before].end_at);
       break;
@@ -253,44 +255,20 @@ struct ReplayRates {
 };
 
 struct ReplayResult {
-  double seconds = 0;          // of the step, stalls included
-  double compute_seconds = 0;  // the same without any copy
+  double seconds = 0;  // of the step, stalls included
   uint64_t out_bytes = 0;
   uint64_t in_bytes = 0;
 };
 
-// Runs the step in stream order: a copy begins when its link and the compute stream have come to it. The compute stream
-// waits for the copies of released tensors, and for the loads of wanted ones.
-inline ReplayResult replay(const StepRecord& record, const StepPlan& plan, const ReplayRates& rates = {}) {
+inline ReplayResult replay(StepRecord record, const StepPlan& plan, const ReplayRates& rates = {}) {
+  for (StepEvent& event : record.events) event.seconds /= rates.compute_speed;
   ReplayResult result;
-  double compute = 0, out_link = 0, in_link = 0;
-  std::vector<double> out_done(plan.departures.size(), 0), in_done(plan.departures.size(), 0);
-  auto action = plan.actions.begin();
-  size_t ended = 0;
-  for (uint32_t event = 0; event < record.events.size(); ++event) {
-    const double before = event == 0 ? 0 : record.events[event - 1].seconds;
-    compute += (record.events[event].seconds - before) / rates.compute_speed;
-    result.compute_seconds += (record.events[event].seconds - before) / rates.compute_speed;
-    for (; action != plan.actions.end() && action->event == event; ++action) {
-      const size_t index = action->departure;
-      const uint64_t size_bytes = record.sizes_bytes[plan.departures[index].storage];
-      if (action->kind == StepActionKind::kCopyOut) {
-        out_link = std::max(out_link, compute) + static_cast<double>(size_bytes) / rates.out_bytes_per_second;
-        out_done[index] = out_link;
-        result.out_bytes += size_bytes;
-      } else if (action->kind == StepActionKind::kRelease) {
-        compute = std::max(compute, out_done[index]);
-      } else {
-        in_link =
-            std::max({in_link, compute, out_done[index]}) + static_cast<double>(size_bytes) / rates.in_bytes_per_second;
-        in_done[index] = in_link;
-        result.in_bytes += size_bytes;
-      }
-    }
-    for (; ended < plan.departures.size() && plan.departures[ended].end_at <= event; ++ended)
-      compute = std::max(compute, in_done[ended]);
+  result.seconds = forecast_seconds(record, plan, {0, rates.out_bytes_per_second, rates.in_bytes_per_second});
+  for (const Departure& departure : plan.departures) {
+    const uint64_t size_bytes = record.storages[departure.storage].size_bytes;
+    result.out_bytes += size_bytes;
+    if (departure.load_at != kNoEvent) result.in_bytes += size_bytes;
   }
-  result.seconds = compute;
   return result;
 }
 

@@ -1,142 +1,188 @@
 #include "policy/lms/step_follower.h"
 
 #include <algorithm>
-#include <cmath>
-#include <iterator>
 #include <utility>
 
 namespace ebbtide::policy {
 namespace {
 
 constexpr size_t kMostKnownSteps = 4;
-// A plan whose times or rates are off by more than this part is made anew.
-constexpr double kTolerance = 0.25;
+// Where no more of them find room, a step is taken for another one if its first storage is no more than twice, or half,
+// as large.
+constexpr uint32_t kAlikeDistance = 4;
 
-// splitmix64's mixing function.
-uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
-bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
-
-double duration(const StepRecord& record) {
-  return record.events.empty() ? 0 : record.events.back().seconds - record.events.front().seconds;
-}
-
-// The highest demand from each turn to the next one.
-std::vector<uint64_t> demands_of_turns(const StepRecord& record, const std::vector<uint32_t>& turns) {
-  std::vector<uint64_t> demands(turns.size(), 0);
-  for (size_t turn = 0; turn < turns.size(); ++turn) {
-    const size_t end = turn + 1 < turns.size() ? turns[turn + 1] : record.events.size();
-    for (size_t event = turns[turn]; event < end; ++event)
-      demands[turn] = std::max(demands[turn], record.events[event].demand_bytes);
+// The innermost call around both.
+uint32_t common_call(const std::vector<ModuleCall>& calls, uint32_t one, uint32_t other) {
+  while (one != other) {
+    if (one == kNone || other == kNone) return kNone;
+    uint32_t& later = one > other ? one : other;
+    later = calls[later].parent;
   }
-  return demands;
-}
-
-// The bytes below the limit that the plan leaves from each turn to the next one.
-std::vector<uint64_t> rooms_of_turns(const StepRecord& record, const std::vector<uint32_t>& turns, const StepPlan& plan,
-                                     uint64_t limit_bytes) {
-  std::vector<uint64_t> gone(record.events.size() + 1, 0), back(record.events.size() + 1, 0);
-  for (const Departure& departure : plan.departures) {
-    gone[departure.release_at] += record.sizes_bytes[departure.storage];
-    back[std::min(departure.load_at, departure.end_at)] += record.sizes_bytes[departure.storage];
-  }
-  std::vector<uint64_t> rooms(turns.size(), UINT64_MAX);
-  uint64_t away_bytes = 0;
-  size_t turn = 0;
-  for (size_t event = 0; event < record.events.size(); ++event) {
-    away_bytes += gone[event] - back[event];
-    if (turn + 1 < turns.size() && turns[turn + 1] == event) ++turn;
-    const uint64_t demand_bytes = record.events[event].demand_bytes;
-    const uint64_t held_bytes = demand_bytes - std::min(away_bytes, demand_bytes);
-    rooms[turn] = std::min(rooms[turn], limit_bytes - std::min(held_bytes, limit_bytes));
-  }
-  return rooms;
+  return one;
 }
 
 }  // namespace
 
-uint64_t StepFollower::saved(uint64_t size_bytes, uint64_t demand_bytes, double now) {
+uint32_t StepFollower::entered(uint64_t key, uint64_t module, uint32_t parent, uint64_t input_bytes,
+                               uint64_t demand_bytes, double now) {
+  clear_actions();
+  const auto call = static_cast<uint32_t>(record_.calls.size());
+  if (!note(StepEventKind::kEntered, call, demand_bytes, now)) return kNone;
+  record_.calls.push_back({.key = key,
+                           .module = module,
+                           .parent = parent < call ? parent : kNone,
+                           .entered_at = event_count() - 1,
+                           .input_bytes = std::min(input_bytes, kMostStorageBytes)});
+  reach(StepEventKind::kEntered, key, 0);
+  return call;
+}
+
+void StepFollower::returned(uint32_t call, uint64_t demand_bytes, double now) {
+  clear_actions();
+  if (call >= record_.calls.size() || !note(StepEventKind::kReturned, call, demand_bytes, now)) return;
+  record_.calls[call].returned_at = event_count() - 1;
+  reach(StepEventKind::kReturned, record_.calls[call].key, 0);
+}
+
+uint64_t StepFollower::saved(const NewStorage& given, uint64_t demand_bytes, double now) {
   clear_actions();
   const uint64_t storage = next_storage_++;
-  if (!note(StepEventKind::kSaved, storage, demand_bytes, now)) return storage;
-  record_.sizes_bytes.push_back(size_bytes);
+  const auto index = static_cast<uint32_t>(record_.storages.size());
+  if (!note(StepEventKind::kSaved, index, demand_bytes, now)) return storage;
+  const auto known_call = [&](uint32_t call) { return call < record_.calls.size() ? call : kNone; };
+  const uint64_t size_bytes = std::min(given.size_bytes, kMostStorageBytes);
+  record_.storages.push_back({size_bytes, given.key, known_call(given.call), known_call(given.input_of)});
+  if (known_call(given.call) != kNone) record_.saves.push_back({index, given.call});
   storages_.emplace_back();
-  take_turn(mix(size_bytes));
+  if (index == 0) {
+    // Calls that came before it may have begun to follow a step with other sizes.
+    const RecordedStorage& first = record_.storages.front();
+    const uint32_t most = followed_ == nullptr ? kNone : followed_->distance(first);
+    if (KnownStep* const best = nearest(first, most); best != nullptr) follow(*best);
+  }
+  reach(StepEventKind::kSaved, given.key, 0);
+  bind(storage, given.key);
   return storage;
+}
+
+void StepFollower::saved_again(uint64_t storage, uint64_t key, uint32_t call) {
+  clear_actions();
+  if (!is_of_this_step(storage)) return;
+  const auto index = static_cast<uint32_t>(storage - first_storage_);
+  RecordedStorage& saved = record_.storages[index];
+  saved.call = common_call(record_.calls, saved.call, call < record_.calls.size() ? call : kNone);
+  if (call < record_.calls.size() && record_.saves.size() < kMostStepEvents) record_.saves.push_back({index, call});
+  bind(storage, key);
+}
+
+void StepFollower::saved_input(uint32_t call, uint64_t size_bytes) {
+  if (call < record_.calls.size()) record_.calls[call].saved_input_bytes += size_bytes;
 }
 
 void StepFollower::became_free(uint64_t storage) {
   clear_actions();
   if (!is_of_this_step(storage)) return;
-  const uint64_t index = storage - first_storage_;
+  const auto index = static_cast<uint32_t>(storage - first_storage_);
   Storage& freed = storages_[index];
   if (freed.is_free || freed.is_gone) return;
-  if (!note(StepEventKind::kFree, storage, record_.events.back().demand_bytes, 0)) return;
+  if (!note(StepEventKind::kFree, index, record_.events.back().demand_bytes, 0)) return;
   freed.is_free = true;
   if (followed_ == nullptr) return;
-  if (freed.is_copy_due) act(StepActionKind::kCopyOut, static_cast<uint32_t>(index));
-  if (freed.is_release_due) act(StepActionKind::kRelease, static_cast<uint32_t>(index));
-  advance_without_turn();
+  do_due(storage);
+  advance_without_anchor();
 }
 
 void StepFollower::wanted(uint64_t storage, uint64_t demand_bytes, double now) {
   clear_actions();
   if (!is_of_this_step(storage)) return;
-  const uint64_t index = storage - first_storage_;
-  if (storages_[index].is_gone || !note(StepEventKind::kWanted, storage, demand_bytes, now)) return;
-  take_turn(~mix(index));
-  storages_[index] = {};
+  const auto index = static_cast<uint32_t>(storage - first_storage_);
+  Storage& read = storages_[index];
+  if (read.is_gone || !note(StepEventKind::kWanted, index, demand_bytes, now)) return;
+  reach(StepEventKind::kWanted, record_.storages[index].key, read.wants++);
+  std::erase(actions_.copies_out, storage);
+  std::erase(actions_.releases, storage);
+  read.is_free = read.is_copied = read.is_released = false;
 }
 
 void StepFollower::dropped(uint64_t storage) {
   clear_actions();
   if (!is_of_this_step(storage)) return;
-  const uint64_t index = storage - first_storage_;
-  if (storages_[index].is_gone) return;
+  const auto index = static_cast<uint32_t>(storage - first_storage_);
+  Storage& gone = storages_[index];
+  if (gone.is_gone) return;
   // If something else still refers to it, its memory stays for now.
-  const uint64_t freed_bytes = storages_[index].is_free ? record_.sizes_bytes[index] : 0;
+  const uint64_t freed_bytes = gone.is_free ? record_.storages[index].size_bytes : 0;
   const uint64_t before_bytes = record_.events.back().demand_bytes;
-  if (!note(StepEventKind::kDropped, storage, before_bytes - std::min(before_bytes, freed_bytes), 0)) return;
-  storages_[index] = {.is_gone = true};
-  if (followed_ != nullptr) advance_without_turn();
+  if (!note(StepEventKind::kDropped, index, before_bytes - std::min(before_bytes, freed_bytes), 0)) return;
+  if (gone.planned != kNone) due_[gone.planned] = {};
+  gone = {.is_gone = true};
+  if (followed_ != nullptr) advance_without_anchor();
 }
 
 void StepFollower::missed(uint64_t demand_bytes) {
   clear_actions();
   if (record_.events.empty()) return;
   uint64_t& demand = record_.events.back().demand_bytes;
-  demand = std::max(demand, demand_bytes);
+  demand = std::max(demand, std::min(demand_bytes, kMostDemandBytes));
 }
 
-void StepFollower::end_step(const StepLimits& limits) {
+void StepFollower::fell_short(uint64_t away_bytes) {
+  if (followed_ != nullptr && !record_.events.empty())
+    shortages_.emplace_back(event_count() - 1, std::min(away_bytes, kMostDemandBytes));
+}
+
+void StepFollower::set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events) {
+  policy::set_times(record_, seconds_of_events);
+}
+
+void StepFollower::end_step(const StepRules& rules) {
   clear_actions();
-  if (is_recorded_ && !record_.events.empty()) {
-    const auto known = std::find_if(known_.begin(), known_.end(), [&](const KnownStep& step) {
-      return step.fingerprints.size() == fingerprints_.size() && step.fingerprints.back() == fingerprints_.back();
-    });
-    if (known == known_.end()) {
-      if (known_.size() == kMostKnownSteps) known_.pop_back();
-      make_plan_for(known_.emplace_front(), limits);
-    } else {
+  if (is_recorded_ && !record_.storages.empty()) {
+    const auto is_it = [known = known_like_this()](const KnownStep& each) { return &each == known; };
+    if (const auto known = std::find_if(known_.begin(), known_.end(), is_it); known != known_.end()) {
+      if (followed_ == &*known) plans_made_ += known->note(std::move(record_), matched_, shortages_, rules) ? 1 : 0;
       known_.splice(known_.begin(), known_, known);
-      if (is_outdated(*known, limits)) {
-        keep_demands(*known);
-        make_plan_for(*known, limits);
-      }
+    } else {
+      if (known_.size() == kMostKnownSteps) known_.pop_back();
+      known_.emplace_front(std::move(record_), rules);
+      ++plans_made_;
     }
   }
+  abandon_step();
+}
+
+// The known step for which this one counts now that it ends; null if it is another one. One that recomputed does not
+// show all that it saves, so that it cannot be recorded.
+KnownStep* StepFollower::known_like_this() {
+  const RecordedStorage& first = record_.storages.front();
+  if (followed_ != nullptr && (followed_->distance(first) == 0 || followed_->current().has_recomputed(record_)))
+    return followed_;
+  return nearest(first, known_.size() == kMostKnownSteps ? kAlikeDistance + 1 : 1);
+}
+
+void StepFollower::choose_again(const StepRules& rules) {
+  if (followed_ == nullptr || !record_.storages.empty()) return;
+  KnownStep& known = *std::exchange(followed_, nullptr);
+  known.choose(rules);
+  ++plans_made_;
+  follow(known);
+}
+
+void StepFollower::abandon_step() {
+  clear_actions();
   followed_ = nullptr;
+  ++step_;
   first_storage_ = next_storage_;
   is_recorded_ = true;
   record_ = {};
-  turns_.clear();
-  fingerprints_.clear();
   storages_.clear();
+  due_.clear();
+  matched_.clear();
+  shortages_.clear();
+}
+
+bool StepFollower::has_plan_for(uint64_t storage) const {
+  return is_of_this_step(storage) && storages_[storage - first_storage_].planned != kNone;
 }
 
 void StepFollower::clear_actions() {
@@ -145,46 +191,82 @@ void StepFollower::clear_actions() {
   actions_.loads.clear();
 }
 
-// Whether the event was recorded. The storage is one of this step, or about to be.
-bool StepFollower::note(StepEventKind kind, uint64_t storage, uint64_t demand_bytes, double now) {
+// The known step that is the most like one that opens so: with the least distance below most_distance.
+KnownStep* StepFollower::nearest(const RecordedStorage& first, uint32_t most_distance) {
+  KnownStep* best = nullptr;
+  for (KnownStep& known : known_) {
+    const uint32_t distance = known.distance(first);
+    if (distance >= most_distance) continue;
+    best = &known;
+    most_distance = distance;
+  }
+  return best;
+}
+
+// Whether the event was recorded. The storage or the call is one of this step, or about to be.
+bool StepFollower::note(StepEventKind kind, uint32_t index, uint64_t demand_bytes, double now) {
   if (record_.events.size() == kMostStepEvents) is_recorded_ = false;
   if (!is_recorded_) {
     followed_ = nullptr;
     return false;
   }
-  const bool has_time = kind == StepEventKind::kSaved || kind == StepEventKind::kWanted;
   if (record_.events.empty()) began_ = now;
-  const double seconds = has_time ? now - began_ : record_.events.back().seconds;
-  record_.events.push_back({kind, static_cast<uint32_t>(storage - first_storage_), demand_bytes, seconds});
+  const double seconds = has_anchor(kind) ? now - began_ : record_.events.back().seconds;
+  record_.events.push_back({kind, index, std::min(demand_bytes, kMostDemandBytes), seconds});
   return true;
 }
 
-void StepFollower::take_turn(uint64_t what) {
-  turns_.push_back(static_cast<uint32_t>(record_.events.size() - 1));
-  fingerprints_.push_back(mix(what + (fingerprints_.empty() ? 0 : fingerprints_.back())));
-  const size_t turn = fingerprints_.size() - 1;
-  const auto is_equal = [&](const KnownStep& known) {
-    return turn < known.fingerprints.size() && known.fingerprints[turn] == fingerprints_[turn];
-  };
-  if (followed_ != nullptr && is_equal(*followed_)) return advance_to(followed_->turns[turn]);
-  followed_ = nullptr;
-  const auto found = std::find_if(known_.begin(), known_.end(), is_equal);
-  if (found == known_.end()) return;
-  followed_ = &*found;
-  join(followed_->turns[turn]);
+// The step has come to an event that may be in the plan.
+void StepFollower::reach(StepEventKind kind, uint64_t key, uint32_t occurrence) {
+  const uint64_t name = anchor(kind, key, occurrence);
+  if (followed_ == nullptr && record_.storages.empty()) {
+    const auto begins_so = [&](const KnownStep& known) { return known.current().event_of(name) != kNone; };
+    if (const auto found = std::find_if(known_.begin(), known_.end(), begins_so); found != known_.end()) follow(*found);
+  }
+  if (followed_ == nullptr) return;
+  const uint32_t event = followed_->current().event_of(name);
+  if (event == kNone || (event < next_event_ && !matched_.empty())) return;
+  matched_.emplace_back(event, event_count() - 1);
+  advance_to(event);
 }
 
-// The actions after the next event of the plan if equal steps need not have it.
-void StepFollower::advance_without_turn() {
-  const std::vector<StepEvent>& events = followed_->record.events;
-  if (next_event_ == events.size()) return;
-  const StepEventKind kind = events[next_event_].kind;
-  if (kind == StepEventKind::kFree || kind == StepEventKind::kDropped) advance_to(next_event_);
+void StepFollower::follow(KnownStep& known) {
+  if (followed_ == &known) return;
+  followed_ = &known;
+  matched_.clear();
+  next_event_ = 0;
+  next_action_ = 0;
+  due_.assign(known.current().choice().record.storages.size(), {});
+}
+
+// The storage has this name. What the plan has asked of it is done now, or as soon as it is free.
+void StepFollower::bind(uint64_t storage, uint64_t key) {
+  Storage& bound = storages_[storage - first_storage_];
+  if (followed_ == nullptr || bound.planned != kNone || bound.is_gone) return;
+  const uint32_t planned = followed_->current().storage_of(key);
+  if (planned == kNone || due_[planned].number != UINT64_MAX) return;
+  bound.planned = planned;
+  due_[planned].number = storage;
+}
+
+void StepFollower::do_due(uint64_t storage) {
+  const uint32_t planned = storages_[storage - first_storage_].planned;
+  if (planned == kNone) return;
+  if (due_[planned].is_copy_due) act(StepActionKind::kCopyOut, planned);
+  if (due_[planned].is_release_due) act(StepActionKind::kRelease, planned);
+}
+
+// The actions of the next event of the plan that happens, if that has no name.
+void StepFollower::advance_without_anchor() {
+  const std::vector<StepEvent>& events = followed_->current().choice().record.events;
+  uint32_t next = next_event_;
+  while (next < events.size() && events[next].index == kNone) ++next;
+  if (next < events.size() && !has_anchor(events[next].kind)) advance_to(next);
 }
 
 // Does what the plan says for all events up to this one.
 void StepFollower::advance_to(uint32_t event) {
-  const StepPlan& plan = followed_->plan;
+  const StepPlan& plan = followed_->current().plan();
   for (; next_action_ < plan.actions.size() && plan.actions[next_action_].event <= event; ++next_action_) {
     const StepAction& action = plan.actions[next_action_];
     act(action.kind, plan.departures[action.departure].storage);
@@ -192,73 +274,34 @@ void StepFollower::advance_to(uint32_t event) {
   next_event_ = event + 1;
 }
 
-// Begins to follow a plan at this event: makes up for what should be under way.
-void StepFollower::join(uint32_t event) {
-  for (Storage& storage : storages_) storage.is_copy_due = storage.is_release_due = false;
-  const StepPlan& plan = followed_->plan;
-  for (const Departure& departure : plan.departures) {
-    if (departure.copy_at > event || departure.end_at <= event) continue;
-    act(StepActionKind::kCopyOut, departure.storage);
-    if (departure.release_at <= event) act(StepActionKind::kRelease, departure.storage);
-    if (departure.load_at <= event) act(StepActionKind::kLoad, departure.storage);
-  }
-  const auto is_done = [&](const StepAction& action) { return action.event <= event; };
-  next_action_ = static_cast<size_t>(std::partition_point(plan.actions.begin(), plan.actions.end(), is_done) -
-                                     plan.actions.begin());
-  next_event_ = event + 1;
-}
-
-void StepFollower::act(StepActionKind kind, uint32_t index) {
-  Storage& storage = storages_[index];
-  const uint64_t number = first_storage_ + index;
+void StepFollower::act(StepActionKind kind, uint32_t planned) {
+  Due& due = due_[planned];
+  if (kind == StepActionKind::kLoad) due.is_copy_due = due.is_release_due = false;
+  if (kind == StepActionKind::kCopyOut) due.is_copy_due = true;
+  if (kind == StepActionKind::kRelease) due.is_release_due = true;
+  if (due.number == UINT64_MAX) return;
+  Storage& storage = storages_[due.number - first_storage_];
   if (kind == StepActionKind::kLoad) {
-    storage.is_copy_due = storage.is_release_due = false;
-    // In a step that frees it later than the recorded one, its release may be due only now that it has to be back.
-    if (storage.is_released && std::erase(actions_.releases, number) == 0) actions_.loads.push_back(number);
+    // In a step that frees it later than the recorded one, it may have left only now that it has to be back.
+    if (storage.is_released && std::erase(actions_.releases, due.number) == 0) actions_.loads.push_back(due.number);
+    std::erase(actions_.copies_out, due.number);
     storage.is_released = storage.is_copied = false;
     return;
   }
-  const bool is_copy = kind == StepActionKind::kCopyOut;
-  (is_copy ? storage.is_copy_due : storage.is_release_due) = !storage.is_free;
-  bool& is_done = is_copy ? storage.is_copied : storage.is_released;
-  if (!storage.is_free || is_done) return;
-  is_done = true;
-  (is_copy ? actions_.copies_out : actions_.releases).push_back(number);
-}
-
-// Takes this step's record.
-void StepFollower::make_plan_for(KnownStep& known, const StepLimits& limits) {
-  known.record = std::move(record_);
-  known.turns = std::move(turns_);
-  known.fingerprints = std::move(fingerprints_);
-  known.limits = limits;
-  known.plan = make_plan(known.record, limits);
-  ++plans_made_;
-}
-
-// A demand that was met thanks to the plan shows no more, but it is still there.
-void StepFollower::keep_demands(const KnownStep& known) {
-  const std::vector<uint64_t> before = demands_of_turns(known.record, known.turns);
-  for (size_t turn = 0; turn < turns_.size(); ++turn) {
-    uint64_t& demand = record_.events[turns_[turn]].demand_bytes;
-    demand = std::max(demand, before[turn]);
+  if (!storage.is_free) return;
+  due.is_copy_due = false;
+  const bool is_loaded_now =
+      std::find(actions_.loads.begin(), actions_.loads.end(), due.number) != actions_.loads.end();
+  if (is_loaded_now && kind == StepActionKind::kCopyOut) return;
+  if (is_loaded_now) {
+    // The step has passed over what it was wanted for, so it stays away.
+    std::erase(actions_.loads, due.number);
+    storage.is_copied = storage.is_released = true;
   }
-}
-
-// Whether the plan of an equal step no longer suits this one.
-bool StepFollower::is_outdated(const KnownStep& known, const StepLimits& limits) const {
-  if (limits.limit_bytes != known.limits.limit_bytes) return true;
-  const bool has_copies = !known.plan.departures.empty();
-  if (has_copies && (has_moved(known.limits.out_bytes_per_second, limits.out_bytes_per_second) ||
-                     has_moved(known.limits.in_bytes_per_second, limits.in_bytes_per_second) ||
-                     has_moved(duration(known.record), duration(record_))))
-    return true;
-  const std::vector<uint64_t> before = demands_of_turns(known.record, known.turns);
-  const std::vector<uint64_t> now = demands_of_turns(record_, turns_);
-  const std::vector<uint64_t> rooms = rooms_of_turns(known.record, known.turns, known.plan, limits.limit_bytes);
-  for (size_t turn = 0; turn < now.size(); ++turn)
-    if (now[turn] > before[turn] && now[turn] - before[turn] > rooms[turn]) return true;
-  return false;
+  if (!std::exchange(storage.is_copied, true)) actions_.copies_out.push_back(due.number);
+  if (kind == StepActionKind::kCopyOut) return;
+  due.is_release_due = false;
+  if (!std::exchange(storage.is_released, true)) actions_.releases.push_back(due.number);
 }
 
 }  // namespace ebbtide::policy

@@ -3,19 +3,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <utility>
 #include <vector>
 
-#include "policy/lms/step_plan.h"
+#include "policy/lms/known_step.h"
 #include "policy/lms/step_record.h"
 
-// Records each training step, and follows the plan that was made from an equal step before. Used by the torch extension
-// as well: standard C++ only. Not thread-safe.
+// Records each training step, and follows the plan that was made from one like it. Used by the torch extension as well:
+// standard C++ only. Not thread-safe.
 //
-// - Steps are equal if they save storages of the same sizes and want the same ones, in the same order. When a storage
-//   becomes free or is dropped may differ: the actions that belong there happen as often.
-// - A step that differs from every known one has deviated. It gets no further actions, its storages have to be
-//   reclaimed on demand, and it is planned for at its end.
-// - A few different steps are known at once. A step is followed as long as its beginning equals that of one of them.
+// - A plan is followed by names, not by sizes: events and storages are found in it by the module call that they belong
+//   to, and by their order within that. What the plan does not know is passed over, and what it knows and does not
+//   happen is caught up with at the next event that does.
+// - A storage that the plan does not know gets no actions: it leaves on demand.
+// - A few steps that open differently are known at once.
 namespace ebbtide::policy {
 
 // Storages, numbered as saved() returned them. The caller does them in this order, and skips what no longer applies:
@@ -26,13 +27,28 @@ struct StepActions {
   std::vector<uint64_t> loads;       // they get device memory, and their copies to the device begin; in order of use
 };
 
+struct NewStorage {
+  uint64_t key = 0;
+  uint64_t size_bytes = 0;
+  uint32_t call = kNone;      // as entered() returned them
+  uint32_t input_of = kNone;  // the outermost call that got it as an argument
+};
+
 class StepFollower {
  public:
   // demand_bytes: what the device would hold now if nothing had left it. now: seconds from any start; a time in which
   // the step waited for copies should not count. Each call replaces actions().
 
+  // The call of a module begins. input_bytes: of its arguments' storages that may leave. The result is the call's index
+  // in this step.
+  uint32_t entered(uint64_t key, uint64_t module, uint32_t parent, uint64_t input_bytes, uint64_t demand_bytes,
+                   double now);
+  void returned(uint32_t call, uint64_t demand_bytes, double now);
   // The number of a new storage. It stays unique over the steps.
-  uint64_t saved(uint64_t size_bytes, uint64_t demand_bytes, double now);
+  uint64_t saved(const NewStorage& storage, uint64_t demand_bytes, double now);
+  // Another call saved it, too; or the storage is an argument of a call that saved it.
+  void saved_again(uint64_t storage, uint64_t key, uint32_t call);
+  void saved_input(uint32_t call, uint64_t size_bytes);
   // From now on only the graph refers to it.
   void became_free(uint64_t storage);
   void wanted(uint64_t storage, uint64_t demand_bytes, double now);
@@ -40,44 +56,63 @@ class StepFollower {
   void dropped(uint64_t storage);
   // An allocation did not fit: with it, the demand would have been this.
   void missed(uint64_t demand_bytes);
+  // Memory was short: something has left on demand, and now so many bytes are away.
+  void fell_short(uint64_t away_bytes);
+  // The times of some events, ascending, as a device measured them: those between are moved accordingly.
+  void set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events);
   // The next call begins another step. Storages that still live are left to the caller: no action names them any more.
-  void end_step(const StepLimits& limits);
+  void end_step(const StepRules& rules);
+  // The step that has just begun, and saved nothing yet, gets another choice.
+  void choose_again(const StepRules& rules);
+  // As end_step(), and nothing is learned of this one.
+  void abandon_step();
 
   const StepActions& actions() const { return actions_; }
+  uint32_t event_count() const { return static_cast<uint32_t>(record_.events.size()); }
+  uint64_t step() const { return step_; }  // indices of calls are those of one step
+  // Whether times are of use: those of a step without a plan, and of one whose plan is not settled.
+  bool wants_times() const { return followed_ == nullptr || !followed_->is_settled(); }
   // Whether this step has followed a plan so far. If not, storages have to be reclaimed on demand.
   bool is_following() const { return followed_ != nullptr; }
-  // Of the plan that is followed now: by how much it exceeds the limit. What exceeds it is reclaimed on demand as well.
-  uint64_t excess_bytes() const { return followed_ != nullptr ? followed_->plan.excess_bytes : 0; }
+  // What this step has chosen; null while it follows no plan.
+  const StepChoice* choice() const { return followed_ != nullptr ? &followed_->current().choice() : nullptr; }
+  bool is_recomputed(uint64_t call_key) const {
+    return followed_ != nullptr && followed_->current().recomputes(call_key);
+  }
+  bool has_saved() const { return !record_.storages.empty(); }
+  // Of the step that ended last; null before the first one.
+  const StepChoice* latest_choice() const { return known_.empty() ? nullptr : &known_.front().current().choice(); }
+  uint64_t margin_bytes() const { return known_.empty() ? 0 : known_.front().margin_bytes(); }
+  bool has_plan_for(uint64_t storage) const;
   uint64_t plans_made() const { return plans_made_; }
 
  private:
-  // A step that was recorded, and what is planned for equal ones.
-  struct KnownStep {
-    StepRecord record;
-    std::vector<uint32_t> turns;         // its events that equal steps have in common: saved and wanted
-    std::vector<uint64_t> fingerprints;  // of the turns up to each of them
-    StepLimits limits;
-    StepPlan plan;
-  };
   struct Storage {
+    uint32_t planned = kNone;  // which storage of the plan it is
+    uint32_t wants = 0;
     bool is_free = false;
     bool is_gone = false;
     bool is_copied = false;    // a copy out was asked for since it became free
     bool is_released = false;  // and a release
-    bool is_copy_due = false;  // as soon as it is free
+  };
+  // What the plan has asked for so far: it may come before the storage is there, or free.
+  struct Due {
+    uint64_t number = UINT64_MAX;  // of the storage in this step
+    bool is_copy_due = false;
     bool is_release_due = false;
   };
 
   void clear_actions();
-  bool note(StepEventKind kind, uint64_t storage, uint64_t demand_bytes, double now);
-  void take_turn(uint64_t what);
-  void advance_without_turn();
+  bool note(StepEventKind kind, uint32_t index, uint64_t demand_bytes, double now);
+  void reach(StepEventKind kind, uint64_t key, uint32_t occurrence);
+  void follow(KnownStep& known);
+  void bind(uint64_t storage, uint64_t key);
+  void do_due(uint64_t storage);
+  void advance_without_anchor();
   void advance_to(uint32_t event);
-  void join(uint32_t event);
-  void act(StepActionKind kind, uint32_t index);
-  void make_plan_for(KnownStep& known, const StepLimits& limits);
-  void keep_demands(const KnownStep& known);
-  bool is_outdated(const KnownStep& known, const StepLimits& limits) const;
+  void act(StepActionKind kind, uint32_t planned);
+  KnownStep* nearest(const RecordedStorage& first, uint32_t most_distance);
+  KnownStep* known_like_this();
   bool is_of_this_step(uint64_t storage) const {
     return storage >= first_storage_ && storage - first_storage_ < storages_.size();
   }
@@ -87,15 +122,17 @@ class StepFollower {
   uint64_t plans_made_ = 0;
   StepActions actions_;
   // This step.
+  uint64_t step_ = 0;
   uint64_t first_storage_ = 0;  // the number of its first storage
   uint64_t next_storage_ = 0;
   bool is_recorded_ = true;  // it has no more than kMostStepEvents
   double began_ = 0;
   StepRecord record_;
-  std::vector<uint32_t> turns_;
-  std::vector<uint64_t> fingerprints_;
   std::vector<Storage> storages_;
   // In the plan that is followed.
+  std::vector<Due> due_;  // of its storages
+  MatchedEvents matched_;
+  Shortages shortages_;
   uint32_t next_event_ = 0;  // the first one whose actions were not done
   size_t next_action_ = 0;
 };

@@ -18,10 +18,8 @@ constexpr double kInMargin = 2.0;
 // Times of events say when the program asked, which a device that lags behind does not feel. So a load begins at least
 // so many events ahead, if memory allows.
 constexpr uint32_t kLeastEventsAhead = 8;
-// Numbers beyond these make no sense. Sums of them do not overflow, since a step has at most kMostStepEvents.
-constexpr uint64_t kMostStorageBytes = uint64_t{1} << 41;
+// Demands and limits beyond this make no sense. Sums with what a step saves do not overflow.
 constexpr uint64_t kMostBytes = uint64_t{1} << 61;
-constexpr uint32_t kNone = UINT32_MAX;
 
 class Planner {
  public:
@@ -46,7 +44,7 @@ class Planner {
 
  private:
   int64_t size_of(uint32_t storage) const {
-    return static_cast<int64_t>(std::min(record_.sizes_bytes[storage], kMostStorageBytes));
+    return static_cast<int64_t>(std::min(record_.storages[storage].size_bytes, kMostStorageBytes));
   }
   int64_t demand_at(uint32_t event) const {
     return static_cast<int64_t>(std::min(record_.events[event].demand_bytes, kMostBytes));
@@ -54,29 +52,34 @@ class Planner {
 
   // Finds when each storage may be away. gaps_ are in the order of their beginnings.
   void find_gaps() {
-    std::vector<uint32_t> open(record_.sizes_bytes.size(), kNone);
-    std::vector<bool> is_gone(record_.sizes_bytes.size(), false);
+    std::vector<uint32_t> open(record_.storages.size(), kNone);
+    std::vector<bool> is_gone(record_.storages.size(), false);
     gap_begins_.assign(event_count_, kNone);
     gap_ends_.assign(event_count_, kNone);
     seconds_.resize(event_count_);
+    happened_.resize(event_count_);
     double latest = 0;
     for (uint32_t index = 0; index < event_count_; ++index) {
       const StepEvent& event = record_.events[index];
+      happened_[index] = event.index != kNone || index == 0 ? index : happened_[index - 1];
       if (std::isfinite(event.seconds)) latest = index == 0 ? event.seconds : std::max(latest, event.seconds);
       seconds_[index] = latest;
-      if (event.storage >= open.size() || is_gone[event.storage]) continue;
-      uint32_t& gap = open[event.storage];
-      if (event.kind == StepEventKind::kFree && gap == kNone && record_.sizes_bytes[event.storage] > 0) {
+      if (is_of_call(event.kind) || event.index >= open.size() || is_gone[event.index]) continue;
+      uint32_t& gap = open[event.index];
+      if (event.kind == StepEventKind::kFree && gap == kNone && record_.storages[event.index].size_bytes > 0) {
         gap = gap_begins_[index] = static_cast<uint32_t>(gaps_.size());
-        gaps_.push_back({.storage = event.storage, .free_at = index, .release_at = kNoEvent, .end_at = event_count_});
+        gaps_.push_back({.storage = event.index, .free_at = index, .release_at = kNoEvent, .end_at = event_count_});
       } else if (event.kind == StepEventKind::kWanted || event.kind == StepEventKind::kDropped) {
-        is_gone[event.storage] = event.kind == StepEventKind::kDropped;
+        is_gone[event.index] = event.kind == StepEventKind::kDropped;
         if (gap == kNone) continue;
         gaps_[gap].end_at = index;
         gap_ends_[index] = std::exchange(gap, kNone);
       }
     }
   }
+
+  // Nobody sees an event that does not happen, so what it should begin begins before it.
+  uint32_t seen_by(uint32_t event) const { return event < event_count_ ? happened_[event] : event; }
 
   bool is_wanted_at_end(const Departure& gap) const {
     return gap.end_at < event_count_ && record_.events[gap.end_at].kind == StepEventKind::kWanted;
@@ -98,7 +101,7 @@ class Planner {
         Departure& gap = gaps_[candidates.top().second];
         candidates.pop();
         if (gap.end_at <= event) continue;
-        gap.release_at = event;
+        gap.release_at = std::max(seen_by(event), gap.free_at);
         away_bytes += size_of(gap.storage);
       }
       plan_.excess_bytes =
@@ -128,16 +131,12 @@ class Planner {
     spare_ = RangeMinimum(spare);
     for (Departure& departure : chosen) {
       const int64_t size_bytes = size_of(departure.storage);
-      const size_t needed_at = spare_.first_below(departure.release_at, departure.end_at, size_bytes);
+      size_t needed_at = spare_.first_below(departure.release_at, departure.end_at, size_bytes);
+      if (needed_at < departure.end_at) needed_at = std::max(seen_by(needed_at), departure.release_at);
       spare_.add(departure.release_at, needed_at, -size_bytes);
       departure.release_at = static_cast<uint32_t>(needed_at);
       if (needed_at < departure.end_at) plan_.departures.push_back(departure);
     }
-  }
-
-  double copy_seconds(const Departure& departure, double bytes_per_second) const {
-    const double seconds = static_cast<double>(record_.sizes_bytes[departure.storage]) / bytes_per_second;
-    return seconds >= 0 ? seconds : std::numeric_limits<double>::infinity();
   }
 
   // The last event that is no later, or the first one.
@@ -151,10 +150,12 @@ class Planner {
     for (size_t index = departures.size(); index-- > 0;) {
       Departure& departure = departures[index];
       if (!is_wanted_at_end(departure)) continue;
-      link_until = std::min(link_until, seconds_[departure.end_at]) -
-                   kInMargin * copy_seconds(departure, limits_.in_bytes_per_second);
-      const uint32_t near = departure.end_at - std::min(departure.end_at, kLeastEventsAhead);
-      departure.load_at = std::min(last_event_until(link_until), near);
+      link_until =
+          std::min(link_until, seconds_[departure.end_at]) -
+          kInMargin * copy_seconds(record_.storages[departure.storage].size_bytes, limits_.in_bytes_per_second);
+      uint32_t near = departure.end_at;
+      for (uint32_t ahead = 0; ahead < kLeastEventsAhead && near > 0; ++ahead) near = seen_by(near - 1);
+      departure.load_at = std::min(seen_by(last_event_until(link_until)), near);
     }
     uint32_t earlier_load = 0;
     for (Departure& departure : departures) {
@@ -163,6 +164,8 @@ class Planner {
       const uint32_t soonest = std::max({departure.load_at, departure.release_at + 1, earlier_load});
       const uint32_t wished = std::min(soonest, departure.end_at);
       departure.load_at = static_cast<uint32_t>(spare_.after_last_below(wished, departure.end_at, size_bytes));
+      while (departure.load_at < departure.end_at && seen_by(departure.load_at) != departure.load_at)
+        ++departure.load_at;
       spare_.add(departure.load_at, departure.end_at, -size_bytes);
       earlier_load = departure.load_at;
     }
@@ -178,9 +181,10 @@ class Planner {
     double link_until = std::numeric_limits<double>::infinity();
     for (size_t index = by_release_.size(); index-- > 0;) {
       Departure& departure = departures[by_release_[index]];
-      link_until = std::min(link_until, seconds_[departure.release_at]) -
-                   kOutMargin * copy_seconds(departure, limits_.out_bytes_per_second);
-      departure.copy_at = std::clamp(last_event_until(link_until), departure.free_at, departure.release_at);
+      link_until =
+          std::min(link_until, seconds_[departure.release_at]) -
+          kOutMargin * copy_seconds(record_.storages[departure.storage].size_bytes, limits_.out_bytes_per_second);
+      departure.copy_at = std::clamp(seen_by(last_event_until(link_until)), departure.free_at, departure.release_at);
     }
   }
 
@@ -201,7 +205,8 @@ class Planner {
   const StepLimits& limits_;
   const int64_t limit_bytes_;
   const uint32_t event_count_;
-  std::vector<double> seconds_;  // of the events, never backwards
+  std::vector<double> seconds_;     // of the events, never backwards
+  std::vector<uint32_t> happened_;  // of each event, the last one until it that happens
   std::vector<Departure> gaps_;
   std::vector<uint32_t> gap_begins_, gap_ends_;  // for each event the gap that it begins or ends, or kNone
   RangeMinimum spare_{{}};                       // for each event the bytes below the limit
@@ -210,6 +215,11 @@ class Planner {
 };
 
 }  // namespace
+
+double copy_seconds(uint64_t size_bytes, double bytes_per_second) {
+  const double seconds = static_cast<double>(size_bytes) / bytes_per_second;
+  return seconds >= 0 ? seconds : std::numeric_limits<double>::infinity();
+}
 
 StepPlan make_plan(const StepRecord& record, const StepLimits& limits) {
   if (record.events.size() > kMostStepEvents) return {};

@@ -17,7 +17,8 @@
 //   finish it and all that follow, with a margin. So they are spread over forward, and not one burst at its start.
 // - Loads begin in the order of use, as early as memory allows, but no earlier than the link needs, with a margin.
 //
-// Times are estimates: a wrong one costs time, never memory. What happens between two events is not planned.
+// Times are estimates: a wrong one costs time, never memory. What happens between two events is not planned. Nothing
+// begins at an event without a storage (index kNone): such a one does not happen.
 namespace ebbtide::policy {
 
 struct StepLimits {
@@ -26,7 +27,10 @@ struct StepLimits {
   double in_bytes_per_second = 0;   // of loads; both links work at once
 };
 
-inline constexpr uint32_t kNoEvent = UINT32_MAX;
+// Endless at a rate that makes no sense.
+double copy_seconds(uint64_t size_bytes, double bytes_per_second);
+
+inline constexpr uint32_t kNoEvent = kNone;
 
 // One absence of a storage. The numbers are indices of events: free <= copy <= release < load <= end.
 struct Departure {

@@ -1,0 +1,173 @@
+#include "policy/lms/known_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+namespace ebbtide::policy {
+namespace {
+
+// A plan whose times or rates are off by more than this part is made anew.
+constexpr double kTolerance = 0.25;
+// A limit that differs, or a demand that grows, by more than this part of the limit asks for another choice, not only
+// for another plan.
+constexpr uint64_t kOtherLimitPart = 8;
+constexpr uint64_t kMostPatience = 4096;  // steps
+
+bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
+
+double duration(const StepRecord& record) {
+  return record.events.empty() ? 0 : record.events.back().seconds - record.events.front().seconds;
+}
+
+size_t count_anchors(const StepRecord& record) {
+  return static_cast<size_t>(std::count_if(record.events.begin(), record.events.end(),
+                                           [](const StepEvent& event) { return has_anchor(event.kind); }));
+}
+
+}  // namespace
+
+uint64_t LearnedMargins::most_bytes() const {
+  uint64_t most = 0;
+  for (const auto& [event, bytes] : by_event_) most = std::max(most, bytes);
+  return most;
+}
+
+bool LearnedMargins::note(const Margins& needed) {
+  if (!needed.empty()) {
+    if (has_fallen_) patience_ = std::min(2 * patience_, kMostPatience);
+    has_fallen_ = false;
+    quiet_steps_ = 0;
+    for (const auto& [event, bytes] : needed) by_event_[event] = std::max(by_event_[event], bytes);
+    return true;
+  }
+  if (by_event_.empty() || ++quiet_steps_ < patience_) return false;
+  has_fallen_ = true;
+  quiet_steps_ = 0;
+  for (auto& [event, bytes] : by_event_) bytes -= (bytes + 3) / 4;
+  std::erase_if(by_event_, [](const auto& margin) { return margin.second == 0; });
+  return true;
+}
+
+void LearnedMargins::move(const MatchedEvents& moved) {
+  Margins found;
+  for (const auto& [before, now] : moved)
+    if (const auto margin = by_event_.find(before); margin != by_event_.end()) found[now] = margin->second;
+  by_event_ = std::move(found);
+}
+
+KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::move(record)) { choose(rules); }
+
+void KnownStep::choose(const StepRules& rules) {
+  rules_ = rules;
+  limit_bytes_ = rules.limits.limit_bytes;
+  const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
+  choices_.clear();
+  for (StepChoice& choice : choose_steps(whole_, margins_.by_event(), rules.limits, blocks))
+    choices_.emplace_back(std::move(choice));
+  current_ = 0;
+  is_settled_ = false;
+}
+
+uint32_t KnownStep::distance(const RecordedStorage& first) const {
+  if (whole_.storages.empty() || whole_.storages.front().key != first.key) return kNone;
+  // In steps of a fifth.
+  const auto size_class = [](uint64_t bytes) { return std::lround(4 * std::log2(static_cast<double>(bytes) + 1)); };
+  return static_cast<uint32_t>(std::abs(size_class(whole_.storages.front().size_bytes) - size_class(first.size_bytes)));
+}
+
+// Whether another choice may be better now.
+bool KnownStep::has_changed(const StepRules& rules) const {
+  const uint64_t before = rules_.limits.limit_bytes, now = rules.limits.limit_bytes;
+  const uint64_t difference = std::max(before, now) - std::min(before, now);
+  if (difference > before / kOtherLimitPart || rules.may_recompute != rules_.may_recompute) return true;
+  const std::vector<Block>& recomputed = current().choice().recomputed;
+  const auto is_forbidden = [&](const Block& block) {
+    return rules.forbidden.contains(whole_.calls[block.call].module);
+  };
+  return std::any_of(recomputed.begin(), recomputed.end(), is_forbidden);
+}
+
+// Whether copies are faster or slower than they were, or the device is faster than in the step that was recorded.
+bool KnownStep::has_other_times(const StepRules& rules, double seconds) const {
+  if (retimings_left_ == 0) return false;
+  const StepLimits &before = rules_.limits, &now = rules.limits;
+  const bool has_copies = !current().plan().departures.empty();
+  return (has_copies && (has_moved(before.out_bytes_per_second, now.out_bytes_per_second) ||
+                         has_moved(before.in_bytes_per_second, now.in_bytes_per_second))) ||
+         (rules.is_timed && seconds < (1 - kTolerance) * duration(current().choice().record));
+}
+
+bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules) {
+  TriedChoice& tried = choices_[current_];
+  const bool is_lesson = !rules.was_disturbed;
+  const bool is_as_large = tried.is_as_large(step);
+  rules.is_timed &= is_as_large;
+  bool have_margins_changed = false, must_choose = has_changed(rules);
+  if (is_lesson) {
+    tried.note(step, matched, rules.is_timed ? duration(step) : 0);
+    have_margins_changed = margins_.note(tried.needed_margins(matched, shortages, limit_bytes_));
+    // A choice that knew of no margins may not be the best one with them.
+    const bool was_short = have_margins_changed && !shortages.empty() && shortages_left_ > 0;
+    if (was_short) --shortages_left_;
+    must_choose = learn(std::move(step), matched, rules, was_short || must_choose);
+  }
+  if (must_choose) {
+    choose(rules);
+    return true;
+  }
+  const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle(0));
+  TriedChoice& next = choices_[current_];
+  const bool has_other_limit = limit_bytes_ != rules.limits.limit_bytes;
+  limit_bytes_ = rules.limits.limit_bytes;
+  StepLimits limits = rules_.limits;
+  limits.limit_bytes = limit_bytes_;
+  if (!has_other_limit && !have_margins_changed && !next.is_outdated(margins_.by_event(), limits)) return is_new;
+  next.plan_again(margins_.by_event(), limits);
+  return true;
+}
+
+// What the step shows of later ones. Returns whether there has to be another choice for those.
+bool KnownStep::learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose) {
+  const TriedChoice& tried = choices_[current_];
+  const double seconds = rules.is_timed ? duration(step) : std::numeric_limits<double>::infinity();
+  const bool is_whole = !tried.has_recomputed(step);
+  const bool is_other = is_whole && 2 * matched.size() < count_anchors(step);
+  const bool is_retimed = has_other_times(rules, seconds);
+  const bool has_grown = tried.growth_bytes() > rules.limits.limit_bytes / kOtherLimitPart;
+  if (is_retimed) --retimings_left_;
+  if (!is_other && !is_retimed && !has_grown && !must_choose) return false;
+  const bool is_faster = seconds < duration(tried.choice().record);
+  if (is_whole && (is_other || has_grown || is_faster)) {
+    whole_ = tried.with_demands(std::move(step), matched);
+    margins_.move(matched);
+  } else {
+    whole_ = tried.with_growth(std::move(whole_));
+    if (is_faster) whole_ = tried.with_times(std::move(whole_), step, matched);
+  }
+  return true;
+}
+
+// Each choice is measured for a step, and the fastest one stays.
+bool KnownStep::take_next_choice() {
+  if (is_settled_) return false;
+  if (current_ + 1 < choices_.size()) {
+    ++current_;
+    return true;
+  }
+  const auto fastest = std::min_element(choices_.begin(), choices_.end(), [](const auto& one, const auto& other) {
+    return one.measured_seconds() < other.measured_seconds();
+  });
+  return settle(static_cast<size_t>(fastest - choices_.begin()));
+}
+
+// Where steps are not alike, times tell nothing, and the first choice, that with the best forecast, stays. Returns
+// whether it is another one.
+bool KnownStep::settle(size_t choice) {
+  if (std::exchange(is_settled_, true)) return false;
+  return std::exchange(current_, choice) != choice;
+}
+
+}  // namespace ebbtide::policy

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_set>
+#include <vector>
+
+#include "policy/lms/step_choice.h"
+#include "policy/lms/tried_choice.h"
+
+// A step that was recorded, and what is planned for others like it. Used by the torch extension as well: standard C++
+// only. Not thread-safe.
+namespace ebbtide::policy {
+
+// What holds for the next steps.
+struct StepRules {
+  StepLimits limits;
+  std::unordered_set<uint64_t> forbidden;  // modules that can't be recomputed
+  bool may_recompute = true;
+  bool is_timed = true;        // the times of the step that ends are those of the device
+  bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
+};
+
+// The bytes that have to be away beyond the demand, because memory was short in spite of the plan. They fall again
+// while steps are not short: the more seldom, the more often that was too early.
+class LearnedMargins {
+ public:
+  const Margins& by_event() const { return by_event_; }
+  uint64_t most_bytes() const;
+  // needed: of a step, by event of the plan: none where it was not short. Returns whether they have changed.
+  bool note(const Margins& needed);
+  // Events have other indices now: from the first one of a pair to the second one.
+  void move(const MatchedEvents& moved);
+
+ private:
+  Margins by_event_;
+  uint64_t quiet_steps_ = 0, patience_ = 16;
+  bool has_fallen_ = false;
+};
+
+class KnownStep {
+ public:
+  KnownStep(StepRecord record, const StepRules& rules);
+
+  // Whether later steps will tell which choice is the best.
+  bool is_settled() const { return is_settled_; }
+  const TriedChoice& current() const { return choices_[current_]; }
+  uint64_t margin_bytes() const { return margins_.most_bytes(); }
+  // How alike it is to a step that opens with this storage: less is better; kNone: not at all.
+  uint32_t distance(const RecordedStorage& first) const;
+  // A step has ended that followed the current choice. Returns whether what the next one will follow is new.
+  bool note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules);
+
+  void choose(const StepRules& rules);
+
+ private:
+  bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
+  bool has_changed(const StepRules& rules) const;
+  bool has_other_times(const StepRules& rules, double seconds) const;
+  bool take_next_choice();
+  bool settle(size_t choice);
+
+  StepRecord whole_;          // of a step that recomputed nothing
+  StepRules rules_;           // of the choices
+  uint64_t limit_bytes_ = 0;  // of the plans: others that differ by little change only them
+  LearnedMargins margins_;
+  std::vector<TriedChoice> choices_;
+  size_t current_ = 0;
+  bool is_settled_ = false;  // each choice was measured, and the best is current
+  int shortages_left_ = 2;   // choices that shortages ask for
+  int retimings_left_ = 3;   // choices that other times or rates ask for: those of a busy machine never settle
+};
+
+}  // namespace ebbtide::policy

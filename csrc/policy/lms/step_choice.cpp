@@ -1,0 +1,169 @@
+#include "policy/lms/step_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace ebbtide::policy {
+namespace {
+
+constexpr double kAlike = 1.2;      // forecasts that may be in the wrong order
+constexpr size_t kMostCounts = 24;  // of blocks that are tried in each order
+
+// By the bytes that a second of recomputing saves, in steps of a fifth: blocks of one kind are equal.
+int worth(const Block& block) {
+  const auto bytes = static_cast<double>(block.dropped_bytes - std::min(block.dropped_bytes, block.added_bytes));
+  return static_cast<int>(std::lround(4 * std::log2(std::max(bytes, 1.0) / std::max(block.forward_seconds, 1e-9))));
+}
+
+// The order in which blocks are taken, the most worthwhile first; among equal ones from the step's beginning, from its
+// end, or spread over it, so that copies of those between find time.
+enum class Order : uint8_t { kFirst, kLast, kSpread };
+
+// The bits of a number in reverse: 0 1 2 3 4 5 6 7 becomes 0 4 2 6 1 5 3 7.
+uint32_t spread(uint32_t number) {
+  uint32_t reversed = 0;
+  for (int bit = 0; bit < 32; ++bit) reversed |= ((number >> bit) & 1u) << (31 - bit);
+  return reversed;
+}
+
+std::vector<uint32_t> in_order(const std::vector<Block>& blocks, Order order) {
+  std::vector<uint32_t> indices(blocks.size());
+  std::iota(indices.begin(), indices.end(), 0u);
+  const auto rank = [&](uint32_t index) {
+    const uint32_t place = order == Order::kFirst ? index : order == Order::kLast ? ~index : spread(index);
+    return std::tuple(-worth(blocks[index]), place);
+  };
+  std::sort(indices.begin(), indices.end(), [&](uint32_t left, uint32_t right) { return rank(left) < rank(right); });
+  return indices;
+}
+
+class Chooser {
+ public:
+  Chooser(const StepRecord& record, const Margins& margins, const StepLimits& limits, const std::vector<Block>& blocks)
+      : record_(record), margins_(margins), limits_(limits), blocks_(blocks) {}
+
+  std::vector<StepChoice> choose() {
+    try_blocks({});
+    if (!none_ || fits(*none_)) return results();
+    for (const Order order : {Order::kFirst, Order::kLast, Order::kSpread}) try_counts(in_order(blocks_, order));
+    return results();
+  }
+
+ private:
+  bool fits(const StepChoice& choice) const { return choice.plan.departures.empty() && choice.plan.excess_bytes == 0; }
+
+  // The number of blocks that suffices for the limit is between two that were tried: so it is looked for more closely.
+  void try_counts(const std::vector<uint32_t>& order) {
+    const size_t most = order.size();
+    const size_t stride = std::max<size_t>((most + kMostCounts - 1) / kMostCounts, 1);
+    std::optional<size_t> best;
+    const auto try_count = [&](size_t count) {
+      std::vector<Block> taken;
+      for (size_t index = 0; index < count; ++index) taken.push_back(blocks_[order[index]]);
+      if (try_blocks(std::move(taken))) best = count;
+    };
+    for (size_t count = stride; count < most; count += stride) try_count(count);
+    if (most > 0) try_count(most);
+    if (!best || stride == 1) return;
+    for (size_t count = *best - std::min(*best, stride) + 1; count < std::min(most, *best + stride); ++count)
+      if (count != *best) try_count(count);
+  }
+
+  // Whether it is the best of its kind so far.
+  bool try_blocks(std::vector<Block> taken) {
+    std::sort(taken.begin(), taken.end(), [](const Block& left, const Block& right) { return left.call < right.call; });
+    StepChoice choice;
+    choice.record = taken.empty() ? record_ : with_recomputation(record_, taken);
+    choice.plan = plan_with(choice.record, margins_, limits_);
+    choice.seconds = forecast_seconds(choice.record, choice.plan, limits_);
+    for (const Departure& departure : choice.plan.departures)
+      choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
+    choice.recomputed = std::move(taken);
+    const size_t count = choice.recomputed.size();
+    std::optional<StepChoice>& best = count == 0 ? none_ : count == blocks_.size() ? all_ : some_;
+    if (best && !is_better(choice, *best)) return false;
+    best = std::move(choice);
+    return true;
+  }
+
+  // What exceeds the limit by little (a part in 64) is left to chance.
+  uint64_t excess(const StepChoice& choice) const {
+    return choice.plan.excess_bytes / std::max<uint64_t>(limits_.limit_bytes / 64, 1);
+  }
+  bool is_better(const StepChoice& one, const StepChoice& other) const {
+    return std::tuple(excess(one), one.seconds, one.recomputed.size()) <
+           std::tuple(excess(other), other.seconds, other.recomputed.size());
+  }
+
+  std::vector<StepChoice> results() {
+    std::vector<StepChoice> found;
+    for (std::optional<StepChoice>* each : {&none_, &some_, &all_})
+      if (*each) found.push_back(std::move(**each));
+    std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
+    const double most_seconds = kAlike * found.front().seconds;
+    const uint64_t least_excess = excess(found.front());
+    std::erase_if(found, [&](const StepChoice& choice) {
+      return choice.seconds > most_seconds || excess(choice) > least_excess;
+    });
+    return found;
+  }
+
+  const StepRecord& record_;
+  const Margins& margins_;
+  const StepLimits& limits_;
+  const std::vector<Block>& blocks_;
+  std::optional<StepChoice> none_, some_, all_;  // the best that recompute none of the blocks, some, all
+};
+
+}  // namespace
+
+double forecast_seconds(const StepRecord& record, const StepPlan& plan, const StepLimits& limits) {
+  double device = 0, out_link = 0, in_link = 0, before = 0;
+  std::vector<double> out_done(plan.departures.size(), 0), in_done(plan.departures.size(), 0);
+  auto action = plan.actions.begin();
+  size_t ended = 0;
+  for (uint32_t event = 0; event < record.events.size(); ++event) {
+    const double seconds = record.events[event].seconds;
+    if (seconds > before) device += seconds - std::exchange(before, seconds);
+    for (; action != plan.actions.end() && action->event == event; ++action) {
+      const size_t index = action->departure;
+      const uint64_t bytes = record.storages[plan.departures[index].storage].size_bytes;
+      if (action->kind == StepActionKind::kCopyOut)
+        out_done[index] = out_link = std::max(out_link, device) + copy_seconds(bytes, limits.out_bytes_per_second);
+      if (action->kind == StepActionKind::kRelease) device = std::max(device, out_done[index]);
+      if (action->kind != StepActionKind::kLoad) continue;
+      const double ready = std::max({in_link, device, out_done[index]});
+      in_done[index] = in_link = ready + copy_seconds(bytes, limits.in_bytes_per_second);
+    }
+    for (; ended < plan.departures.size() && plan.departures[ended].end_at <= event; ++ended)
+      device = std::max(device, in_done[ended]);
+  }
+  return device;
+}
+
+StepRecord with_margins(StepRecord record, const Margins& margins) {
+  if (margins.empty()) return record;
+  uint64_t most_bytes = 0;
+  auto margin = margins.begin();
+  for (uint32_t event = margin->first; event < record.events.size(); ++event) {
+    for (; margin != margins.end() && margin->first <= event; ++margin)
+      most_bytes = std::max(most_bytes, margin->second);
+    record.events[event].demand_bytes += most_bytes;
+  }
+  return record;
+}
+
+StepPlan plan_with(StepRecord record, const Margins& margins, const StepLimits& limits) {
+  return make_plan(with_margins(std::move(record), margins), limits);
+}
+
+std::vector<StepChoice> choose_steps(const StepRecord& record, const Margins& margins, const StepLimits& limits,
+                                     const std::vector<Block>& blocks) {
+  return Chooser(record, margins, limits, blocks).choose();
+}
+
+}  // namespace ebbtide::policy

@@ -1,0 +1,243 @@
+#include "policy/lms/tried_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <numeric>
+#include <utility>
+
+#include "policy/lms/mix.h"
+
+namespace ebbtide::policy {
+namespace {
+
+// Times of steps whose storages differ in all by more than this part are not compared.
+constexpr double kSizeTolerance = 0.05;
+// What a plan leaves of the limit unused, as a part of it, before it is made anew.
+constexpr uint64_t kUnusedPart = 32;
+// A demand that is higher than planned by less than this part of the limit does not explain a shortage.
+constexpr uint64_t kLittlePart = 64;
+
+std::vector<uint64_t> demands_of(const StepRecord& record) {
+  std::vector<uint64_t> demands;
+  demands.reserve(record.events.size());
+  for (const StepEvent& event : record.events) demands.push_back(event.demand_bytes);
+  return demands;
+}
+
+int64_t most_between(const std::vector<uint64_t>& demands, size_t begin, size_t end) {
+  uint64_t most = 0;
+  for (size_t event = begin; event < end; ++event) most = std::max(most, demands[event]);
+  return static_cast<int64_t>(most);
+}
+
+}  // namespace
+
+uint64_t anchor(StepEventKind kind, uint64_t key, uint32_t occurrence) {
+  if (!has_anchor(kind)) return 0;
+  return mix(mix(mix(key) + static_cast<uint64_t>(kind)) + occurrence) | 1;
+}
+
+std::vector<uint64_t> anchors_of(const StepRecord& record) {
+  std::vector<uint64_t> anchors(record.events.size(), 0);
+  std::vector<uint32_t> wants(record.storages.size(), 0);
+  for (size_t index = 0; index < anchors.size(); ++index) {
+    const StepEvent& event = record.events[index];
+    if (is_of_call(event.kind)) {
+      if (event.index < record.calls.size()) anchors[index] = anchor(event.kind, record.calls[event.index].key, 0);
+    } else if (event.index < record.storages.size()) {
+      const uint32_t occurrence = event.kind == StepEventKind::kWanted ? wants[event.index]++ : 0;
+      anchors[index] = anchor(event.kind, record.storages[event.index].key, occurrence);
+    }
+  }
+  return anchors;
+}
+
+int64_t TriedChoice::Correction::most() const { return *std::max_element(bytes.begin(), bytes.end()); }
+
+TriedChoice::TriedChoice(StepChoice choice)
+    : choice_(std::move(choice)), expected_(demands_of(choice_.record)), corrections_(expected_.size()) {
+  for (const Block& block : choice_.recomputed) recomputed_.insert(choice_.record.calls[block.call].key);
+  const std::vector<uint64_t> anchors = anchors_of(choice_.record);
+  for (uint32_t event = 0; event < anchors.size(); ++event)
+    if (anchors[event] != 0) events_.emplace(anchors[event], event);
+  for (uint32_t storage = 0; storage < choice_.record.storages.size(); ++storage)
+    storages_.emplace(choice_.record.storages[storage].key, storage);
+}
+
+uint32_t TriedChoice::event_of(uint64_t anchor) const {
+  const auto found = events_.find(anchor);
+  return found == events_.end() ? kNone : found->second;
+}
+
+uint32_t TriedChoice::storage_of(uint64_t key) const {
+  const auto found = storages_.find(key);
+  return found == storages_.end() ? kNone : found->second;
+}
+
+bool TriedChoice::has_recomputed(const StepRecord& step) const {
+  const auto is_recomputed = [&](const ModuleCall& call) { return recomputes(call.key); };
+  return !recomputed_.empty() && std::any_of(step.calls.begin(), step.calls.end(), is_recomputed);
+}
+
+bool TriedChoice::is_as_large(const StepRecord& step) const {
+  double planned_bytes = 0, measured_bytes = 0;
+  for (const RecordedStorage& measured : step.storages) {
+    const uint32_t storage = storage_of(measured.key);
+    if (storage == kNone) continue;
+    planned_bytes += static_cast<double>(choice_.record.storages[storage].size_bytes);
+    measured_bytes += static_cast<double>(measured.size_bytes);
+  }
+  return std::abs(measured_bytes - planned_bytes) <= kSizeTolerance * planned_bytes;
+}
+
+void TriedChoice::note(const StepRecord& step, const MatchedEvents& matched, double seconds) {
+  if (seconds > 0) measured_seconds_ = std::min(measured_seconds_, seconds);
+  note_demands(step, matched);
+  for (const RecordedStorage& measured : step.storages) {
+    const uint32_t storage = storage_of(measured.key);
+    if (storage == kNone) continue;
+    uint64_t& bytes = choice_.record.storages[storage].size_bytes;
+    bytes = bytes - bytes / 4 + measured.size_bytes / 4;
+    bytes += std::min<uint64_t>(3, measured.size_bytes - std::min(measured.size_bytes, bytes));  // equal sizes stay
+  }
+}
+
+void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matched) {
+  const std::vector<uint64_t> measured = demands_of(step);
+  const std::vector<StepEvent>& events = choice_.record.events;
+  for (size_t index = 0; index < matched.size(); ++index) {
+    const auto& [planned_at, measured_at] = matched[index];
+    const bool is_last = index + 1 == matched.size();
+    const size_t planned_end = is_last ? expected_.size() : matched[index + 1].first;
+    const size_t measured_end = is_last ? measured.size() : matched[index + 1].second;
+    int64_t bytes =
+        most_between(measured, measured_at, measured_end) - most_between(expected_, planned_at, planned_end);
+    // What is recomputed shows fewer samples than were recorded.
+    const bool is_sampled =
+        std::none_of(events.begin() + planned_at, events.begin() + static_cast<std::ptrdiff_t>(planned_end),
+                     [](const StepEvent& event) { return event.index == kNone; });
+    if (!is_sampled) bytes = std::max<int64_t>(bytes, 0);
+    // Events that other steps had, and this one has not, are corrected as well.
+    for (size_t event = planned_at; event < planned_end; ++event) {
+      Correction& correction = corrections_[event];
+      if (event != planned_at && correction.count == 0) continue;
+      correction.bytes[correction.count++ % correction.bytes.size()] = bytes;
+    }
+  }
+}
+
+// What was away in the end was enough.
+Margins TriedChoice::needed_margins(const MatchedEvents& matched, const Shortages& shortages,
+                                    uint64_t limit_bytes) const {
+  Margins needed;
+  if (shortages.empty()) return needed;
+  const std::vector<uint64_t> demands = corrected_demands();
+  for (const auto& [event, bytes] : shortages) {
+    const auto after = std::upper_bound(matched.begin(), matched.end(), event,
+                                        [](uint32_t left, const auto& right) { return left < right.second; });
+    if (after == matched.begin()) continue;
+    const uint32_t planned_at = std::prev(after)->first;
+    // A demand for which nobody had planned explains it: the next plan is for that.
+    if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limit_bytes / kLittlePart) continue;
+    const uint64_t wanted = std::min(limit_bytes, kMostDemandBytes) + bytes;
+    uint64_t& most = needed[planned_at];
+    most = std::max(most, wanted - std::min(wanted, demands[planned_at]));
+  }
+  return needed;
+}
+
+std::vector<uint64_t> TriedChoice::away_bytes() const {
+  std::vector<uint64_t> away(choice_.record.events.size() + 1, 0);
+  for (const Departure& departure : choice_.plan.departures) {
+    const uint64_t bytes = choice_.record.storages[departure.storage].size_bytes;
+    away[departure.release_at] += bytes;
+    away[std::min(departure.load_at, departure.end_at)] -= bytes;
+  }
+  std::partial_sum(away.begin(), away.end(), away.begin());
+  return away;
+}
+
+std::vector<uint64_t> TriedChoice::corrected_demands() const {
+  std::vector<uint64_t> demands = expected_;
+  int64_t change = 0;
+  for (uint32_t event = 0; event < demands.size(); ++event) {
+    if (corrections_[event].count > 0) change = corrections_[event].most();
+    demands[event] = static_cast<uint64_t>(std::max<int64_t>(static_cast<int64_t>(demands[event]) + change, 0));
+  }
+  return demands;
+}
+
+bool TriedChoice::is_outdated(const Margins& margins, const StepLimits& limits) const {
+  StepRecord now;
+  const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
+  for (const uint64_t bytes : demands) now.events.push_back({.demand_bytes = bytes});
+  now = with_margins(std::move(now), margins);
+  const uint64_t most_bytes = limits.limit_bytes + choice_.plan.excess_bytes;
+  for (uint32_t event = 0; event < demands.size(); ++event)
+    if (now.events[event].demand_bytes > most_bytes + away[event]) return true;
+  const std::vector<uint64_t> planned = demands_of(choice_.record);
+  const int64_t planned_peak = most_between(planned, 0, planned.size());
+  const int64_t peak = most_between(demands, 0, demands.size());
+  const auto limit = static_cast<int64_t>(std::min(limits.limit_bytes, kMostDemandBytes));
+  return planned_peak > limit && peak + limit / static_cast<int64_t>(kUnusedPart) < planned_peak;
+}
+
+uint64_t TriedChoice::growth_bytes() const {
+  const std::vector<uint64_t> demands = corrected_demands();
+  const int64_t grown = most_between(demands, 0, demands.size()) - most_between(expected_, 0, expected_.size());
+  return static_cast<uint64_t>(std::max<int64_t>(grown, 0));
+}
+
+void TriedChoice::plan_again(const Margins& margins, const StepLimits& limits) {
+  const std::vector<uint64_t> demands = corrected_demands();
+  for (size_t event = 0; event < demands.size(); ++event) choice_.record.events[event].demand_bytes = demands[event];
+  choice_.plan = plan_with(choice_.record, margins, limits);
+}
+
+StepRecord TriedChoice::with_demands(StepRecord step, const MatchedEvents& matched) const {
+  const std::vector<uint64_t> demands = corrected_demands();
+  for (size_t index = 0; index < matched.size(); ++index) {
+    const auto& [planned_at, measured_at] = matched[index];
+    const size_t planned_end = index + 1 == matched.size() ? demands.size() : matched[index + 1].first;
+    uint64_t& demand = step.events[measured_at].demand_bytes;
+    demand = std::max(demand, static_cast<uint64_t>(most_between(demands, planned_at, planned_end)));
+  }
+  return step;
+}
+
+StepRecord TriedChoice::with_growth(StepRecord whole) const {
+  const std::vector<uint64_t> demands = corrected_demands();
+  for (size_t event = 0; event < demands.size(); ++event) {
+    uint64_t& demand = whole.events[event].demand_bytes;
+    demand += demands[event] - std::min(demands[event], expected_[event]);
+  }
+  whole.storages = choice_.record.storages;
+  return whole;
+}
+
+StepRecord TriedChoice::with_times(StepRecord whole, const StepRecord& step, const MatchedEvents& matched) const {
+  const auto seconds_at = [&](uint32_t planned_at) {
+    const auto found = std::lower_bound(matched.begin(), matched.end(), std::pair(planned_at, uint32_t{0}));
+    const bool is_matched = found != matched.end() && found->first == planned_at;
+    return is_matched ? step.events[found->second].seconds : std::numeric_limits<double>::quiet_NaN();
+  };
+  std::vector<double> delays(whole.events.size(), 0);  // after an event, to run a block again
+  for (const Block& block : choice_.recomputed) {
+    const ModuleCall& call = whole.calls[block.call];
+    const double seconds = seconds_at(call.returned_at) - seconds_at(call.entered_at);
+    delays[block.backward_at] += seconds >= 0 ? seconds : block.forward_seconds;
+  }
+  std::vector<std::pair<uint32_t, double>> seconds_of_events;
+  double delay = 0;
+  uint32_t event = 0;
+  for (const auto& [planned_at, measured_at] : matched) {
+    for (; event < planned_at; ++event) delay += delays[event];
+    seconds_of_events.emplace_back(planned_at, step.events[measured_at].seconds - delay);
+  }
+  set_times(whole, seconds_of_events);
+  return whole;
+}
+
+}  // namespace ebbtide::policy
