@@ -34,6 +34,7 @@ const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::get
 
 class CudaSide final : public DeviceSide {
  public:
+  c10::Device current_device() const override { return guard_impl().getDevice(); }
   int number_of(c10::Device device) const override { return device.index(); }
   c10::Stream current_stream(c10::Device device) const override { return guard_impl().getStream(device); }
   void* handle_of(c10::Stream stream) const override { return guard_impl().getStreamNativeHandle(stream); }
@@ -42,6 +43,8 @@ class CudaSide final : public DeviceSide {
     copy.come_before(handle_of(stream));
     return 0;
   }
+
+  TimeMark mark(c10::Device device, double /*host_seconds*/) const override { return TimeMark(current_stream(device)); }
 
   c10::DataPtr allocate(c10::Device device, size_t size_bytes) const override {
     const c10::DeviceGuard guard(device);
@@ -111,7 +114,7 @@ bool has_found_room(size_t size_bytes, bool is_first) {
   const auto balance = balance_hook.load();
   if (is_first && balance != nullptr && balance()) return true;  // a tag has left the device since
   const auto reclaim = reclaim_hook.load();
-  return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes) > 0;
+  return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes, is_first) > 0;
 }
 
 // What the thread is about to allocate; 0: nothing.

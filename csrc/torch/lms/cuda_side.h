@@ -14,7 +14,7 @@ namespace ebbtide::lms {
 DeviceSide& cuda_side();
 struct CudaHooks {
   // How many bytes an eviction freed.
-  uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes);
+  uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes, bool is_first);
   // Torch is about to give back what it caches, under its lock (Ledger::make_fit).
   Ledger::Fit (*make_fit)(c10::Device device, uint64_t wanted_bytes) noexcept;
   // Fits the limits of torch and of ebbtide to what has moved. Whether torch may hold more than before.

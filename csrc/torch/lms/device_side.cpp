@@ -8,6 +8,7 @@
 #include "api/ebbtide.h"
 #include "torch/lms/cuda_side.h"
 #include "torch/lms/optimizer_states.h"
+#include "torch/lms/packed.h"
 #include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
@@ -18,6 +19,7 @@ SimulatedHooks hooks{};
 // CPU tensors. Their work is the processor's own, in no stream: so the thread waits for a copy.
 class SimulatedSide final : public DeviceSide {
  public:
+  c10::Device current_device() const override { return c10::DeviceType::CPU; }
   int number_of(c10::Device /*device*/) const override { return 0; }
 
   c10::Stream current_stream(c10::Device device) const override {
@@ -31,6 +33,8 @@ class SimulatedSide final : public DeviceSide {
     copy.wait();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
+
+  TimeMark mark(c10::Device /*device*/, double host_seconds) const override { return TimeMark(host_seconds); }
 
   c10::DataPtr allocate(c10::Device /*device*/, size_t size_bytes) const override {
     c10::DataPtr data;
@@ -70,7 +74,23 @@ class SimulatedSide final : public DeviceSide {
 
 }  // namespace
 
+TimeMark::TimeMark(c10::Stream stream)
+    : event_(std::make_shared<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT)) {
+  event_->record(stream);
+}
+
+void TimeMark::wait() const {
+  if (event_) event_->synchronize();
+}
+
+double TimeMark::seconds_since(const TimeMark& before) const {
+  if (event_ && before.event_) return before.event_->elapsedTime(*event_) / 1e3;
+  return seconds_ - before.seconds_;
+}
+
 void set_simulated_hooks(const SimulatedHooks& given) { hooks = given; }
+
+c10::Device device_now() { return side_of(rules().device_type.load()).current_device(); }
 
 DeviceSide& side_of(c10::Device device) {
   if (device.is_cuda()) return cuda_side();

@@ -2,15 +2,34 @@
 // comes from.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "torch/lms/transfer.h"
 
 namespace ebbtide::lms {
+
+// When the device came to a place in its work.
+class TimeMark {
+ public:
+  // Of the processor, whose work is the device's.
+  explicit TimeMark(double seconds) : seconds_(seconds) {}
+  // Of what is queued in the stream now. Throws what torch's events throw.
+  explicit TimeMark(c10::Stream stream);
+  // Waits until the device has come to it.
+  void wait() const;
+  // From the other one to this one. Both have been waited for.
+  double seconds_since(const TimeMark& before) const;
+
+ private:
+  double seconds_ = 0;
+  std::shared_ptr<c10::Event> event_;
+};
 
 class DeviceSide {
  public:
@@ -18,6 +37,8 @@ class DeviceSide {
   DeviceSide(const DeviceSide&) = delete;
   DeviceSide& operator=(const DeviceSide&) = delete;
 
+  // On which the calling thread works.
+  virtual c10::Device current_device() const = 0;
   // As ebbtide counts devices.
   virtual int number_of(c10::Device device) const = 0;
   // In which the calling thread queues its work.
@@ -27,6 +48,8 @@ class DeviceSide {
   // What this stream does from now on comes after the copy. Returns how long the thread waited, in seconds. Throws
   // std::runtime_error.
   virtual double come_after(OwnedCopy& copy, c10::Stream stream) const = 0;
+  // In the calling thread's stream. host_seconds: now, on a clock that leaves out waits for copies.
+  virtual TimeMark mark(c10::Device device, double host_seconds) const = 0;
   // Memory of LMS's own pool, in the order of the current stream. Throws c10::OutOfMemoryError.
   virtual c10::DataPtr allocate(c10::Device device, size_t size_bytes) const = 0;
   // False for ordinary memory, which CPU tensors get where LMS is off.
@@ -60,5 +83,7 @@ struct SimulatedHooks {
 void set_simulated_hooks(const SimulatedHooks& hooks);
 
 DeviceSide& side_of(c10::Device device);
+// On which the calling thread works.
+c10::Device device_now();
 
 }  // namespace ebbtide::lms

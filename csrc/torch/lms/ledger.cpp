@@ -79,7 +79,6 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   const c10::Stream stream = side.current_stream(device);
   const uint64_t used_bytes = side.used_bytes(device);
   std::shared_ptr<SavedStorage> saved;
-  bool gives_cache_back = false;
   std::shared_ptr<SavedStorage> other;  // outlives the lock, which its destructor takes
   {
     const Lock lock(mutex_);
@@ -88,20 +87,21 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
     // A storage that was resized since is another one. Neither leaves then, since each refers to it.
     if (saved != nullptr && (saved->size_bytes_ != storage.nbytes() || saved->address_ != storage.data()))
       other = std::exchange(saved, nullptr);
-    Steps& steps = steps_[device.index()];
+    Steps& steps = saved == nullptr ? steps_now(device) : steps_[device.index()];
+    const policy::NewStorage named = name_storage(storage, steps, used_bytes);
     if (saved == nullptr) {
-      if (steps.storages.empty() && steps.was_wanted) gives_cache_back = end_step(device, steps);
       saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
       by_age_.emplace(saved->saved_, saved);
       entry = saved;
-      saved->number_ = steps.follower.saved(saved->size_bytes_, demand_bytes(used_bytes), now());
+      saved->number_ = steps.follower.saved(named, demand_bytes(used_bytes), now());
       steps.storages.emplace(saved->number_, saved.get());
       note_due(steps);
+    } else if (steps.storages.contains(saved->number_)) {
+      steps.follower.saved_again(saved->number_, named.key, named.call);
     }
     watch(steps, *saved);
     note_free(steps);
   }
-  if (gives_cache_back) side.release_cached(device);
   perform(device);
   return saved;
 }
@@ -219,28 +219,30 @@ Ledger::Attempt Ledger::evict_among(Candidates which, uint64_t wanted_bytes, std
       attempt.has_failed = true;
       break;
     }
+    steps_[saved->device_.index()].follower.fell_short(statistics_.host_bytes);
     attempt.freed_bytes += saved->size_bytes_;
   }
   attempt.ever_evicted_bytes = ever_evicted_bytes_;
   return attempt;
 }
 
-uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes) noexcept {
+uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_first) noexcept {
   if (is_prefetching_) return 0;  // what is wanted later does not drive out what is wanted sooner
   const DeviceSide& side = side_of(device);
   const uint64_t limit_bytes = side.limit_bytes(device);
   const uint64_t room_bytes = limit_bytes - std::min(limit_bytes, side.held_bytes(device));
-  // Where there is room for it, but not in one piece, all of it has to leave.
+  // Where there is room for it, but not in one piece, all of it has to leave. So it does where the first eviction freed
+  // no piece that is large enough.
   const uint64_t short_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
+  const uint64_t used_bytes = side.used_bytes(device);
   {
     const Lock lock(mutex_);
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
     Steps& steps = steps_[device.index()];
-    steps.follower.missed(demand_bytes(limit_bytes + short_bytes + side.elsewhere_bytes(device)));
-    if (steps.follower.is_following()) steps.short_bytes += short_bytes;
+    steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
   }
-  const uint64_t freed_bytes = evict(wanted_bytes, device);
+  const uint64_t freed_bytes = evict(is_first ? short_bytes : wanted_bytes, device);
   if (freed_bytes > 0) return freed_bytes;
   const uint64_t of_states_bytes = OptimizerStates::instance().make_room(short_bytes);
   if (of_states_bytes > 0) return of_states_bytes;
@@ -269,15 +271,12 @@ Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept
       const auto chosen = policy::choose_fitting(choice.numbers, wanted_bytes);
       if (!chosen) continue;
       if (used_bytes + wanted_bytes > allowed_bytes) {  // else there is room, but not in one piece
-        Steps& steps = steps_[device.index()];
-        steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));
-        if (steps.follower.is_following()) steps.short_bytes += used_bytes + wanted_bytes - allowed_bytes;
+        steps_[device.index()].follower.missed(demand_bytes(used_bytes + wanted_bytes));
       }
       SavedStorage& saved = *choice.storages[*chosen];
       if (!send_away(lock, saved)) return Fit::kNone;
       ++statistics_.fits;
-      Steps& steps = steps_[device.index()];
-      if (which == Candidates::kAll && steps.follower.is_following()) steps.unforeseen_bytes += saved.size_bytes_;
+      steps_[device.index()].follower.fell_short(statistics_.host_bytes);
       return Fit::kMade;
     }
   } catch (const std::exception&) {
@@ -298,7 +297,10 @@ Statistics Ledger::statistics() {
   reap();
   const Lock lock(mutex_);
   Statistics found = statistics_;
-  for (const auto& [device, steps] : steps_) found.plans_made += steps.follower.plans_made();
+  for (const auto& [device, steps] : steps_) {
+    found.plans_made += steps.follower.plans_made();
+    found.margin_bytes = std::max(found.margin_bytes, steps.follower.margin_bytes());
+  }
   return found;
 }
 

@@ -28,10 +28,13 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "policy/lms/eviction.h"
 #include "policy/lms/step_follower.h"
+#include "torch/lms/device_side.h"
 #include "torch/lms/transfer.h"
 
 namespace ebbtide::lms {
@@ -78,6 +81,7 @@ struct Statistics {
   uint64_t prefetch_hits = 0;        // loads ahead of need that were complete when their tensor was wanted
   uint64_t prefetch_late = 0;        // those that were not
   uint64_t plans_made = 0;           // of steps, ever
+  uint64_t margin_bytes = 0;         // what plans leave free of the limit
 };
 
 class Ledger {
@@ -94,12 +98,39 @@ class Ledger {
   // leaves while evictions are not allowed.
   uint64_t evict(uint64_t wanted_bytes, std::optional<c10::Device> only_from = {}) noexcept;
   // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
-  uint64_t reclaim(c10::Device device, uint64_t wanted_bytes) noexcept;
+  // is_first: nothing has left for this allocation yet, so that what is short may suffice.
+  uint64_t reclaim(c10::Device device, uint64_t wanted_bytes, bool is_first) noexcept;
   // For torch's allocator on a GPU, under its lock, where the limit has no room for another segment, and torch would
   // wait for the device to give back what it caches: one storage leaves whose memory serves the allocation, in the
   // caller's stream. It waits for nobody.
   enum class Fit { kNone, kMade, kForbidden };  // kForbidden: the allocation is ahead of need, and can be left out
   Fit make_fit(c10::Device device, uint64_t wanted_bytes) noexcept;
+  // A module is called by this thread: open_calls().back().
+  enum Told : uint32_t {
+    kToldNothing = 0,
+    kRecompute = 1,  // the step's plan recomputes the call
+    kNewChoice = 2,  // a step begins with it, and its choice is new
+  };
+  uint32_t enter_call();
+  void leave_call() noexcept;
+  // The device holds more now than the samples at saves and wants show: a call has been recomputed.
+  void note_demand() noexcept;
+  // A module that can't be recomputed, after all.
+  void forbid_recomputation(uint64_t module);
+  void allow_recomputation(bool is_allowed);
+  // What plans take for the speed of the bus, both ways; 0: what copies show.
+  void assume_rate(double bytes_per_second);
+  // Chooses anew for the step that has just begun, without modules that were forbidden since.
+  void choose_again();
+  // This step does more than others like it: its time counts for nothing.
+  void disturb_step();
+  // The modules that the latest step's choice recomputes.
+  struct BlockReport {
+    uint64_t module;
+    uint64_t bytes;
+    double seconds;
+  };
+  std::vector<BlockReport> recomputed_blocks();
   // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that
   // nobody needs any more are complete and have given their memory back. Call it without the GIL.
   void allow_evictions(bool are_allowed);
@@ -119,13 +150,13 @@ class Ledger {
     std::vector<uint64_t> postponed;                       // loads for which there was no room yet, in the order of use
     std::unordered_map<uint64_t, SavedStorage*> storages;  // of this step, by number; those that live
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
+    std::unordered_map<uint64_t, uint64_t> calls;          // of each module in this step
+    std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
+    uint32_t marked_call = policy::kNone;                  // of the last want that has one
     bool was_wanted = false;
-    uint64_t limit_bytes = 0;       // of the latest plan
-    uint64_t margin_bytes = 0;      // what a plan leaves free of it
-    uint64_t fresh_starts = 0;      // plans for this limit that began without what torch had cached
-    uint64_t short_bytes = 0;       // by which this step was short of memory in spite of its plan
-    uint64_t unforeseen_bytes = 0;  // that left to make a fit, and whose copies the plan had not begun
-    uint64_t elsewhere_bytes = 0;   // of the latest plan: what of the demand took no device memory
+    bool was_disturbed = false;
+    bool is_choice_new = false;  // and no call was told of it
+    uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory
   };
   // What copies in one direction have done so far.
   struct Rate {
@@ -166,7 +197,14 @@ class Ledger {
   // ledger_steps.cpp
   uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
   double now() const;
-  bool end_step(c10::Device device, Steps& steps);  // whether torch should give back what it caches
+  Steps& steps_now(c10::Device device);  // after the end of the last step, if that is due
+  void end_step(c10::Device device, Steps& steps);
+  policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);
+  void renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes);
+  static void set_times(Steps& steps);
+  void mark(c10::Device device, Steps& steps);
+  void load_ahead(Steps& steps, const SavedStorage& saved);
+  policy::StepRules rules_for(c10::Device device, const Steps& steps) const;
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);
@@ -181,6 +219,9 @@ class Ledger {
   std::map<uint64_t, std::weak_ptr<SavedStorage>> by_age_;                               // all, oldest first
   std::map<c10::DeviceIndex, Steps> steps_;
   Rate out_, in_;
+  std::unordered_set<uint64_t> forbidden_;  // modules that can't be recomputed
+  bool may_recompute_ = false;
+  double assumed_rate_ = 0;
   std::vector<Transit> retired_;  // whose copies may still be under way, and whose bytes nobody wants
   uint64_t last_number_ = 0;
   bool are_evictions_allowed_ = false;

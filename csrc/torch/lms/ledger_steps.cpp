@@ -7,18 +7,24 @@
 #include <utility>
 #include <vector>
 
+#include "policy/lms/mix.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
+#include "torch/lms/module_calls.h"
+#include "torch/lms/packed.h"
 
 namespace ebbtide::lms {
 namespace {
 
 // A rate is that of the latest copies, as many as have these bytes at most.
 constexpr double kRememberedBytes = 4e9;
-// How many plans for one limit begin with an empty cache of torch's.
-constexpr uint64_t kMostFreshStarts = 8;
 // How often a storage is looked at before it counts as one that stays in use.
 constexpr int kLooks = 64;
+// Of storages that no plan knows, so many at most come back ahead of need at once.
+constexpr size_t kMostAhead = 8;
+constexpr uint64_t kMostAheadBytes = uint64_t{512} << 20;
+// Of a step whose times are wanted.
+constexpr size_t kMostMarks = 8192;
 
 }  // namespace
 
@@ -39,31 +45,211 @@ double Ledger::now() const {
   return std::chrono::duration<double>(since_start).count() - statistics_.waited_seconds;
 }
 
-// What torch caches lies in the pieces that earlier steps made of it. So where a step was short of memory in spite of
-// the plan that it followed, the plan that is made at its end begins without them. Not for ever: where tensors differ
-// much in size, the pieces come to fit better than what the driver would have to make anew each time.
-bool Ledger::end_step(c10::Device device, Steps& steps) {
-  const uint64_t limit_bytes = side_of(device).limit_bytes(device);
-  if (std::exchange(steps.limit_bytes, limit_bytes) != limit_bytes) steps.margin_bytes = steps.fresh_starts = 0;
-  // Free memory lies in pieces. A plan that fills the device to its limit is short of memory in spite of it. What had
-  // to leave only because of the pieces comes to less where a plan leaves room for some of it.
-  const uint64_t added_bytes = std::exchange(steps.short_bytes, 0) + std::exchange(steps.unforeseen_bytes, 0) / 4;
-  steps.margin_bytes = std::min(steps.margin_bytes + added_bytes, limit_bytes / 4);
-  // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
-  // another plan.
-  const uint64_t elsewhere_bytes = side_of(device).elsewhere_bytes(device);
-  const bool is_little_more =
-      elsewhere_bytes >= steps.elsewhere_bytes && elsewhere_bytes - steps.elsewhere_bytes <= limit_bytes / 64;
-  if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
-  const uint64_t plans_before = steps.follower.plans_made();
-  steps.follower.end_step(
-      {limit_bytes - steps.margin_bytes + steps.elsewhere_bytes, out_.bytes_per_second(), in_.bytes_per_second()});
+Ledger::Steps& Ledger::steps_now(c10::Device device) {
+  Steps& steps = steps_[device.index()];
+  if (steps.storages.empty() && (steps.was_wanted || steps.follower.has_saved())) end_step(device, steps);
+  return steps;
+}
+
+// Everything that the step saved is gone. If nothing was wanted, it was a forward without backward, of which nothing is
+// learned.
+void Ledger::end_step(c10::Device device, Steps& steps) {
+  const DeviceSide& side = side_of(device);
+  const uint64_t limit_bytes = side.limit_bytes(device);
+  if (steps.was_wanted) {
+    // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason
+    // for another plan.
+    const uint64_t elsewhere_bytes = side.elsewhere_bytes(device);
+    const bool is_little_more =
+        elsewhere_bytes >= steps.elsewhere_bytes && elsewhere_bytes - steps.elsewhere_bytes <= limit_bytes / 64;
+    if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
+    set_times(steps);
+    const uint64_t plans_before = steps.follower.plans_made();
+    steps.follower.end_step(rules_for(device, steps));
+    steps.is_choice_new = steps.follower.plans_made() != plans_before;
+  } else {
+    steps.follower.abandon_step();
+  }
   steps.due = {};
   steps.postponed.clear();
-  steps.was_wanted = false;
-  const bool is_planned_anew = added_bytes > 0 && steps.follower.plans_made() != plans_before;
-  return is_planned_anew && steps.fresh_starts++ < kMostFreshStarts;
+  steps.calls.clear();
+  steps.marks.clear();
+  steps.marked_call = policy::kNone;
+  steps.was_wanted = steps.was_disturbed = false;
 }
+
+// When the device came to the marked events. Waits for it: only steps whose times are wanted have marks.
+void Ledger::set_times(Steps& steps) {
+  if (steps.marks.size() < 2) return;
+  try {
+    steps.marks.back().second.wait();
+    std::vector<std::pair<uint32_t, double>> seconds;
+    for (const auto& [event, mark] : steps.marks)
+      seconds.emplace_back(event, mark.seconds_since(steps.marks.front().second));
+    steps.follower.set_times(seconds);
+  } catch (const std::exception&) {
+    steps.marks.clear();  // a stream capture, say, in which nothing can be measured
+  }
+}
+
+policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) const {
+  const uint64_t limit_bytes = side_of(device).limit_bytes(device) + steps.elsewhere_bytes;
+  const auto rate = [&](const Rate& shown) { return assumed_rate_ > 0 ? assumed_rate_ : shown.bytes_per_second(); };
+  return {.limits = {limit_bytes, rate(out_), rate(in_)},
+          .forbidden = forbidden_,
+          .may_recompute = may_recompute_,
+          .is_timed = steps.marks.size() > 1,
+          .was_disturbed = steps.was_disturbed};
+}
+
+void Ledger::assume_rate(double bytes_per_second) {
+  const Lock lock(mutex_);
+  assumed_rate_ = bytes_per_second;
+}
+
+void Ledger::choose_again() {
+  const Lock lock(mutex_);
+  for (auto& [index, steps] : steps_)
+    steps.follower.choose_again(rules_for(c10::Device(rules().device_type.load(), index), steps));
+}
+
+// --- calls of modules ---
+
+// The thread's calls have an index in this step. Those that began in an earlier one get one now.
+void Ledger::renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes) {
+  uint32_t parent = policy::kNone;
+  for (CallFrame& frame : open_calls()) {
+    if (frame.step != steps.follower.step() || frame.device != device) {
+      frame.step = steps.follower.step();
+      frame.device = device;
+      frame.key = policy::mix(policy::mix(frame.module) + steps.calls[frame.module]++);
+      frame.saves = frame.calls = 0;
+      frame.index = steps.follower.entered(frame.key, frame.module, parent, frame.input_bytes,
+                                           demand_bytes(used_bytes), now());
+      note_due(steps);
+    }
+    parent = frame.index;
+  }
+}
+
+uint32_t Ledger::enter_call() {
+  const c10::Device device = device_now();
+  const uint64_t used_bytes = side_of(device).used_bytes(device);  // not under the lock: torch's is taken before it
+  uint32_t told = kToldNothing;
+  {
+    const Lock lock(mutex_);
+    Steps& steps = steps_now(device);
+    auto& frames = open_calls();
+    if (frames.size() > 1) {
+      CallFrame& parent = frames[frames.size() - 2];
+      ++parent.calls;
+      parent.saves = 0;
+    }
+    renew_frames(device, steps, used_bytes);
+    mark(device, steps);
+    if (std::exchange(steps.is_choice_new, false)) told |= kNewChoice;
+    if (steps.follower.is_recomputed(frames.back().key)) told |= kRecompute;
+  }
+  perform(device);
+  return told;
+}
+
+void Ledger::leave_call() noexcept {
+  const CallFrame& frame = open_calls().back();
+  try {
+    const uint64_t used_bytes = side_of(frame.device).used_bytes(frame.device);
+    {
+      const Lock lock(mutex_);
+      Steps& steps = steps_[frame.device.index()];
+      if (frame.step != steps.follower.step() || frame.index == policy::kNone) return;
+      steps.follower.returned(frame.index, demand_bytes(used_bytes), now());
+      note_due(steps);
+      mark(frame.device, steps);
+    }
+    perform(frame.device);
+  } catch (const std::exception&) {
+    // The step will not look like its plan, and storages leave on demand.
+  }
+}
+
+void Ledger::note_demand() noexcept {
+  try {
+    const c10::Device device = device_now();
+    const uint64_t used_bytes = side_of(device).used_bytes(device);
+    const Lock lock(mutex_);
+    steps_[device.index()].follower.missed(demand_bytes(used_bytes));
+  } catch (const std::exception&) {
+    // It is found out later, by a shortage.
+  }
+}
+
+// The name of a storage that is saved now: the outermost call that got it as an argument, or the innermost call, and
+// the order there.
+policy::NewStorage Ledger::name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes) {
+  renew_frames(storage.device(), steps, used_bytes);
+  auto& frames = open_calls();
+  policy::NewStorage named{.size_bytes = storage.nbytes()};
+  const CallFrame* receiver = nullptr;
+  size_t place = 0;
+  for (const CallFrame& frame : frames) {
+    const auto found = std::find(frame.inputs.begin(), frame.inputs.end(), storage.unsafeGetStorageImpl());
+    if (found == frame.inputs.end()) continue;
+    steps.follower.saved_input(frame.index, storage.nbytes());
+    if (receiver != nullptr) continue;
+    receiver = &frame;
+    place = static_cast<size_t>(found - frame.inputs.begin());
+  }
+  if (!frames.empty()) named.call = frames.back().index;
+  if (receiver != nullptr) {
+    named.input_of = receiver->index;
+    named.key = policy::mix(policy::mix(receiver->key ^ 1) + place);
+  } else if (!frames.empty()) {
+    CallFrame& frame = frames.back();
+    named.key = policy::mix(policy::mix(policy::mix(frame.key) + frame.calls) + frame.saves++);
+  } else {
+    named.key = policy::mix(steps.calls[0]++);
+  }
+  return named;
+}
+
+void Ledger::mark(c10::Device device, Steps& steps) {
+  if (!steps.follower.wants_times() || steps.marks.size() >= kMostMarks || steps.follower.event_count() == 0) return;
+  try {
+    steps.marks.emplace_back(steps.follower.event_count() - 1, side_of(device).mark(device, now()));
+  } catch (const std::exception&) {
+    // The step has one time less.
+  }
+}
+
+void Ledger::forbid_recomputation(uint64_t module) {
+  const Lock lock(mutex_);
+  forbidden_.insert(module);
+}
+
+void Ledger::allow_recomputation(bool is_allowed) {
+  const Lock lock(mutex_);
+  may_recompute_ = is_allowed;
+  forbidden_.clear();
+}
+
+void Ledger::disturb_step() {
+  const Lock lock(mutex_);
+  for (auto& [device, steps] : steps_) steps.was_disturbed = true;
+}
+
+std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
+  const Lock lock(mutex_);
+  std::vector<BlockReport> found;
+  for (const auto& [device, steps] : steps_) {
+    const policy::StepChoice* const choice = steps.follower.latest_choice();
+    if (choice == nullptr) continue;
+    for (const policy::Block& block : choice->recomputed)
+      found.push_back({choice->record.calls[block.call].module, block.dropped_bytes, block.forward_seconds});
+  }
+  return found;
+}
+
+// --- saved tensors ---
 
 // The follower's actions are those of its last call alone.
 void Ledger::note_due(Steps& steps) {
@@ -102,8 +288,22 @@ void Ledger::want(SavedStorage& saved, uint64_t used_bytes) {
   steps.was_wanted = true;
   steps.follower.wanted(saved.number_, demand_bytes(used_bytes), now());
   note_due(steps);
+  mark(saved.device_, steps);
   note_free(steps);
   watch(steps, saved);
+  if (!steps.follower.has_plan_for(saved.number_)) load_ahead(steps, saved);
+}
+
+// Backward wants what no plan knows in the reverse order of saving: what was saved just before this one comes next.
+void Ledger::load_ahead(Steps& steps, const SavedStorage& saved) {
+  uint64_t ahead_bytes = 0;
+  for (uint64_t back = 1; back <= kMostAhead && back <= saved.number_; ++back) {
+    const auto earlier = steps.storages.find(saved.number_ - back);
+    if (earlier == steps.storages.end() || earlier->second->place_ != SavedStorage::Place::kHost) continue;
+    ahead_bytes += earlier->second->size_bytes_;
+    if (ahead_bytes > kMostAheadBytes) return;
+    steps.postponed.push_back(earlier->first);
+  }
 }
 
 // It is about to die.

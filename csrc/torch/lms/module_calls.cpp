@@ -1,0 +1,74 @@
+#include "torch/lms/module_calls.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "torch/lms/ledger.h"
+#include "torch/lms/packed.h"
+
+namespace py = pybind11;
+
+namespace ebbtide::lms {
+namespace {
+
+// Backward, and the second runs of checkpoints in it, are none of the calls that name what a step saves.
+bool is_followed() { return at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() == -1; }
+
+constexpr int kMostNesting = 4;  // of containers in arguments
+
+void add_inputs(const py::handle& object, CallFrame& frame, int nesting) {
+  if (THPVariable_Check(object.ptr())) {
+    const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+    if (!is_large(tensor)) return;
+    const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+    if (std::find(frame.inputs.begin(), frame.inputs.end(), storage) != frame.inputs.end()) return;
+    frame.inputs.push_back(storage);
+    frame.input_bytes += tensor.storage().nbytes();
+  } else if (nesting < kMostNesting && PyTuple_CheckExact(object.ptr())) {
+    for (const py::handle each : py::reinterpret_borrow<py::tuple>(object)) add_inputs(each, frame, nesting + 1);
+  } else if (nesting < kMostNesting && PyList_CheckExact(object.ptr())) {
+    for (const py::handle each : py::reinterpret_borrow<py::list>(object)) add_inputs(each, frame, nesting + 1);
+  } else if (nesting < kMostNesting && PyDict_CheckExact(object.ptr())) {
+    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object)) add_inputs(value, frame, nesting + 1);
+  }
+}
+
+}  // namespace
+
+std::vector<CallFrame>& open_calls() {
+  static thread_local std::vector<CallFrame> frames;
+  return frames;
+}
+
+CallScope::CallScope(uint64_t module, const py::tuple& arguments, const py::dict& options) {
+  frame_.module = module;
+  if (!is_followed()) return;
+  add_inputs(arguments, frame_, 0);
+  add_inputs(options, frame_, 0);
+}
+
+uint32_t CallScope::enter() {
+  if (!is_followed()) return Ledger::kToldNothing;
+  auto& frames = open_calls();
+  frames.push_back(std::move(frame_));
+  depth_ = frames.size();
+  thread_ = std::this_thread::get_id();
+  return Ledger::instance().enter_call();
+}
+
+void CallScope::leave() noexcept {
+  if (depth_ == 0 || thread_ != std::this_thread::get_id()) return;
+  auto& frames = open_calls();
+  if (frames.size() >= depth_) {
+    frames.resize(depth_);  // calls inside it that an interrupt ended
+    Ledger::instance().leave_call();
+    frames.pop_back();
+  }
+  depth_ = 0;
+}
+
+}  // namespace ebbtide::lms
