@@ -1,6 +1,5 @@
 """Large model support with a plan: what one step has shown is copied ahead of need in the next."""
 
-import ctypes
 import threading
 import time
 
@@ -61,62 +60,6 @@ def test_later_steps_need_no_reclaim(lms, device_works, mode, share):
     assert numbers["prefetch_hits"] + numbers["prefetch_late"] > 0
     assert numbers["peak_device_bytes"] <= limit
     assert numbers["evicted_bytes"] == numbers["loaded_bytes"]
-
-
-@pytest.fixture
-def times_given_back():
-    """A function: how often the ledger had torch's cache given back. Call it first while LMS is on."""
-    calls, kept = [], []
-
-    def count():
-        if not kept:
-            allocate, used_bytes, release = torch_extension.load("_torch").lms_functions()
-            void = ctypes.CFUNCTYPE(None)
-
-            def give_back():
-                calls.append(None)
-                void(release)()
-
-            counting = void(give_back)
-            kept.append(counting)
-            torch_extension.load("_lms").set_hooks(allocate, used_bytes, ctypes.cast(counting, ctypes.c_void_p).value)
-        return len(calls)
-
-    yield count
-    if kept:
-        torch_extension.load("_lms").set_hooks(*torch_extension.load("_torch").lms_functions())
-
-
-def test_a_plan_after_a_shortage_begins_without_the_pieces_of_torchs_cache(lms, times_given_back):
-    """For some plans of one limit, and then no more."""
-    limit = int(0.6 * needed_bytes(lms, **SHAPE))
-    model = make_model(SHAPE["depth"], SHAPE["width"])
-    given = torch.randn(SHAPE["batch"], SHAPE["width"])
-
-    def is_short(more_bytes):
-        """Whether a step that wants so much more than its plan knows of has to reclaim memory."""
-        before = reclaims()
-        hidden = model[:12](given)
-        more = torch.empty(more_bytes, dtype=torch.uint8)
-        model[12:](hidden).pow(2).mean().backward()
-        del more
-        return reclaims() > before
-
-    with lms.enable(limit=limit, min_size=SMALL):
-        for _ in range(6):
-            is_short(0)
-        assert times_given_back() == 0
-        short = 0
-        for number in range(12):
-            assert times_given_back() == max(0, short - 1)  # it goes back as the next step begins
-            short += is_short(limit // 8 + (number << 19))
-            if short == 4:
-                break
-        assert short == 4
-        for number in range(20):
-            is_short(limit // 4 + (number << 18))
-        assert times_given_back() <= 8
-        assert module.stats()["peak_device_bytes"] <= limit
 
 
 def test_loads_that_the_device_has_done_are_hits(lms):

@@ -1,12 +1,14 @@
 """`ebbtide.lms.enable` and what it turns on."""
 
 import logging
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
 from ebbtide.lms import custom_functions, optimizer_states, outside, weights
+from ebbtide.lms.blocks import Blocks
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
@@ -30,13 +32,24 @@ class _Settings:
         self.allowed: int | None = None  # what it means on this device; None: nothing limits
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
+        self.recompute: Recompute = "auto"
+        self.blocks: Blocks | None = None
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
 
 
 _now = _Settings()
 
 
-_Given = tuple[int | None, int, int | None]  # limit, min_size, host_limit
+Recompute = Literal["auto"] | bool | Callable[[Any], bool]
+
+
+class _Given(NamedTuple):
+    """Of a call of `enable`, in bytes."""
+
+    limit: int | None
+    min_size: int
+    host_limit: int | None
+    recompute: Recompute
 
 
 class Enabled:
@@ -52,7 +65,7 @@ class Enabled:
 
     def __enter__(self) -> "Enabled":
         if not _now.is_on and not driver_choice.is_off():  # turned off since
-            self._before = _enable(*self._given)._before
+            self._before = _enable(self._given)._before
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -62,7 +75,7 @@ class Enabled:
         if not _now.is_on:  # turned off inside
             return
         try:
-            _enable(*self._before)
+            _enable(self._before)
         except OutOfMemoryError:
             if error is None:
                 raise
@@ -73,7 +86,10 @@ class Enabled:
 
 
 def enable(
-    limit: str | int | None = None, min_size: str | int = "1MiB", host_limit: str | int | None = None
+    limit: str | int | None = None,
+    min_size: str | int = "1MiB",
+    host_limit: str | int | None = None,
+    recompute: Recompute = "auto",
 ) -> Enabled:
     """Turns large model support on, in all threads. If it is on, the call changes the settings.
 
@@ -86,6 +102,9 @@ def enable(
         min_size: tensors with less storage ("1MiB" or bytes) stay on the device.
         host_limit: the most host memory that ebbtide may hold meanwhile, beside the host_limit of `saver.configure`:
             the lower one holds. None: that one alone.
+        recompute: which calls of modules may run a second time in backward, in place of keeping or evicting what they
+            save. "auto": those that a trial has shown to give the same bits. False: none. A function: those modules for
+            which it returns True, after the same trial.
 
     Returns:
         A context manager. At its end LMS is off again if this call turned it on, and has its earlier settings if it
@@ -99,17 +118,19 @@ def enable(
     """
     least = parse_size(min_size, "min_size")
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
-    return _enable(parse_limit(limit), least, host)
+    if recompute not in ("auto", True, False) and not callable(recompute):
+        raise TypeError(f"recompute must be 'auto', False, or a function of a module, not {recompute!r}")
+    return _enable(_Given(parse_limit(limit), least, host, recompute))
 
 
-def _enable(wanted: int | None, least: int, host: int | None) -> Enabled:
-    """All in bytes."""
+def _enable(given: _Given) -> Enabled:
+    wanted, least, host, recompute = given
     if driver_choice.is_off():
-        return Enabled((wanted, least, host), None)
+        return Enabled(given, None)
     startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
     with _lock:
         was_off = not _now.is_on
-        before = None if was_off else (_now.limit, _now.min_size, _now.host_limit)
+        before = None if was_off else _given_now()
         try:
             if was_off:
                 _turn_on()
@@ -122,11 +143,16 @@ def _enable(wanted: int | None, least: int, host: int | None) -> Enabled:
             if was_off and _was_used():
                 _turn_off()
             raise
-        _now.min_size, _now.host_limit = least, host
+        _now.min_size, _now.host_limit, _now.recompute = least, host, recompute
         _apply_rules()
+        _apply_recompute()
     if logs.is_enabled():
         logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", wanted, least, host))
-    return Enabled((wanted, least, host), before)
+    return Enabled(given, before)
+
+
+def _given_now() -> _Given:
+    return _Given(_now.limit, _now.min_size, _now.host_limit, _now.recompute)
 
 
 def parse_limit(value: str | int | None) -> int | None:
@@ -171,6 +197,7 @@ def _turn_on() -> None:
     extension.reset_statistics()
     optimizer_states.install(extension, device)
     weights.install(extension, device)
+    _now.blocks = Blocks(extension)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     if _make_room_for not in torch_cache.makers_of_room:
         torch_cache.makers_of_room.append(_make_room_for)
@@ -183,7 +210,7 @@ def _device_of(kind: str) -> Device:
 
 def enable_again() -> None:
     """`lms.enabled = True`: with the limits of the last `enable`."""
-    _enable(_now.limit, _now.min_size, _now.host_limit)
+    _enable(_given_now())
 
 
 def disable() -> None:
@@ -214,6 +241,9 @@ def _turn_off() -> None:
     _now.device.detach(extension)
     optimizer_states.remove(extension)
     weights.remove(extension)
+    if _now.blocks is not None:
+        _now.blocks.remove()
+        _now.blocks = None
     outside.forget(extension)
     _now.is_on = False
     _now.device = None
@@ -317,6 +347,22 @@ def _was_used() -> bool:
 
 def _apply_rules() -> None:
     _extension().set_rules(True, _now.min_size, _now.limit == 0)
+
+
+def _apply_recompute() -> None:
+    assert _now.blocks is not None
+    _now.blocks.allow(_now.recompute if callable(_now.recompute) else lambda _: bool(_now.recompute))
+    _extension().allow_recomputation(_now.recompute is not False)
+
+
+def recomputed() -> list[tuple[str, int, float]]:
+    """The modules that the latest step's plan recomputes: class, bytes that it drops, seconds that it costs."""
+    return [] if _now.blocks is None else _now.blocks.recomputed()
+
+
+def not_recomputed() -> dict[str, str]:
+    """Why modules can't be recomputed, by class."""
+    return {} if _now.blocks is None else _now.blocks.reasons()
 
 
 def _apply_device_limit(wanted: int | None) -> None:

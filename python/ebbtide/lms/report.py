@@ -29,6 +29,13 @@ def report() -> str:
         ("passed through in optimizer steps", format_size(int(numbers["streamed_bytes"]))),
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
     ]
+    recomputed: dict[str, list[tuple[int, float]]] = {}
+    for name, size, seconds in control.recomputed():
+        recomputed.setdefault(name, []).append((size, seconds))
+    for name, blocks in recomputed.items():
+        size, seconds = sum(size for size, _ in blocks), sum(seconds for _, seconds in blocks)
+        rows.append((f"recomputed in each step: {name}", f"{len(blocks)}, {format_size(size)}, {seconds:.3f} s"))
+    rows += [(f"not recomputed: {name}", reason) for name, reason in control.not_recomputed().items()]
     for kind, size, reason in outside.rows():
         rows.append((f"{kind} that can't leave", f"{format_size(size)}: {reason}" if size else reason))
     width = max(len(name) for name, _ in rows)

@@ -17,7 +17,6 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import StateError
 from ebbtide.lms import devices, outside
-from ebbtide.lms.owners import Owners
 from ebbtide.lms.streaming.host_ranges import GRADIENTS as TAG_OF_GRADIENTS
 from ebbtide.lms.streaming.host_ranges import WEIGHTS as TAG
 from ebbtide.locks import make_lock
@@ -37,7 +36,7 @@ class _State:
         self.are_uses_told = False
         self.told: _Told | None = None  # whose hooks do something
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
-        self.owners: Owners | None = None  # while there is an extension
+        self.owners: outside.Owners | None = None  # while there is an extension
 
 
 _now = _State()
@@ -48,7 +47,7 @@ def install(extension: Any, device: devices.Device) -> None:
     """Adopts and moves weights from now on."""
     from torch.nn.modules import module
 
-    _now.owners = Owners(device)
+    _now.owners = outside.Owners(device)
     _trim()  # what an earlier LMS could not, since it was in use
     from ebbtide.lms.streaming.layers import Layers
 
@@ -352,7 +351,7 @@ def _after_forward(module: Any) -> None:
         _layers().end_pass()
 
 
-def _owners() -> Owners:
+def _owners() -> outside.Owners:
     assert _now.owners is not None
     return _now.owners
 
