@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from core_sim import Sim  # noqa: E402
-from ebbtide import lms as module  # noqa: E402
 from ebbtide import torch_extension  # noqa: E402
 from ebbtide.lms import control  # noqa: E402
 from lms_model import SMALL, make_model, train  # noqa: E402

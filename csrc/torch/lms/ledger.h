@@ -155,7 +155,7 @@ class Ledger {
     uint32_t marked_call = policy::kNone;                  // of the last want that has one
     bool was_wanted = false;
     bool was_disturbed = false;
-    bool is_choice_new = false;  // and no call was told of it
+    bool is_choice_new = false;    // and no call was told of it
     uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory
   };
   // What copies in one direction have done so far.

@@ -16,11 +16,11 @@ namespace ebbtide::lms {
 struct CallFrame {
   uint64_t module = 0;
   uint64_t key = 0;
-  uint64_t step = UINT64_MAX;         // in which index is valid, on this device
+  uint64_t step = UINT64_MAX;  // in which index is valid, on this device
   c10::Device device = c10::DeviceType::CPU;
   uint32_t index = policy::kNone;
-  uint64_t saves = 0;                 // in the call itself, since the last call inside it
-  uint64_t calls = 0;                 // inside it
+  uint64_t saves = 0;                           // in the call itself, since the last call inside it
+  uint64_t calls = 0;                           // inside it
   std::vector<const c10::StorageImpl*> inputs;  // of its arguments, those that may leave
   uint64_t input_bytes = 0;
 };

@@ -126,7 +126,9 @@ def _comparing(saved: list[Any], findings: Findings) -> Iterator[None]:
         if count == len(saved):
             findings.stop("its second run saves more tensors")
         before = _kept(saved[count]).detach()
-        if (different := bits.difference(before, tensor.detach())) and not (different == "bits" and _may_be_unset(tensor)):
+        if (different := bits.difference(before, tensor.detach())) and not (
+            different == "bits" and _may_be_unset(tensor)
+        ):
             findings.stop(f"its second run saves another tensor: {different} of number {count}")
         count += 1
 
