@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 #include <utility>
 #include <vector>
@@ -222,6 +223,14 @@ TEST(StepChoice, ADemandThatPeaksInBackwardIsNotRecomputedInVain) {
   const StepChoice choice = choose(record, limits);
   EXPECT_GT(choice.plan.excess_bytes, 0u);
   EXPECT_LE(choice.recomputed.size(), 3u) << "those whose backward comes then";
+}
+
+TEST(StepChoice, AThousandBlocksTakeLessThanTheirStep) {
+  const StepRecord record = transformer_step(1280, 1024, 1000);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(choose(record, limits_at(record, 50)).plan.excess_bytes, 0u);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(seconds.count(), 10) << "a thirtieth of it in a release build";
 }
 
 TEST(StepChoice, BlocksWithoutTimesOrWorthDoNoHarm) {

@@ -56,10 +56,10 @@ class Chooser {
  private:
   bool fits(const StepChoice& choice) const { return choice.plan.departures.empty() && choice.plan.excess_bytes == 0; }
 
-  // The number of blocks that suffices for the limit is between two that were tried: so it is looked for more closely.
+  // The best number of blocks is likely between two that were tried: it is looked for there in ever smaller steps.
   void try_counts(const std::vector<uint32_t>& order) {
     const size_t most = order.size();
-    const size_t stride = std::max<size_t>((most + kMostCounts - 1) / kMostCounts, 1);
+    size_t stride = std::max<size_t>((most + kMostCounts - 1) / kMostCounts, 1);
     std::optional<size_t> best;
     const auto try_count = [&](size_t count) {
       std::vector<Block> taken;
@@ -68,9 +68,12 @@ class Chooser {
     };
     for (size_t count = stride; count < most; count += stride) try_count(count);
     if (most > 0) try_count(most);
-    if (!best || stride == 1) return;
-    for (size_t count = *best - std::min(*best, stride) + 1; count < std::min(most, *best + stride); ++count)
-      if (count != *best) try_count(count);
+    while (best && stride > 1) {
+      stride = (stride + 1) / 2;
+      const size_t middle = *best;
+      if (middle > stride) try_count(middle - stride);
+      if (middle + stride < most) try_count(middle + stride);
+    }
   }
 
   // Whether it is the best of its kind so far.
