@@ -19,7 +19,7 @@ namespace {
 // A rate is that of the latest copies, as many as have these bytes at most.
 constexpr double kRememberedBytes = 4e9;
 // How often a storage is looked at before it counts as one that stays in use.
-constexpr int kLooks = 64;
+constexpr int kLooks = 1024;
 // Of storages that no plan knows, so many at most come back ahead of need at once.
 constexpr size_t kMostAhead = 8;
 constexpr uint64_t kMostAheadBytes = uint64_t{512} << 20;
@@ -124,6 +124,7 @@ void Ledger::renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes)
       frame.device = device;
       frame.key = policy::mix(policy::mix(frame.module) + steps.calls[frame.module]++);
       frame.saves = frame.calls = 0;
+      frame.are_saved.assign(frame.inputs.size(), false);
       frame.index =
           steps.follower.entered(frame.key, frame.module, parent, frame.input_bytes, demand_bytes(used_bytes), now());
       note_due(steps);
@@ -191,13 +192,15 @@ policy::NewStorage Ledger::name_storage(const c10::Storage& storage, Steps& step
   policy::NewStorage named{.size_bytes = storage.nbytes()};
   const CallFrame* receiver = nullptr;
   size_t place = 0;
-  for (const CallFrame& frame : frames) {
+  for (CallFrame& frame : frames) {
     const auto found = std::find(frame.inputs.begin(), frame.inputs.end(), storage.unsafeGetStorageImpl());
     if (found == frame.inputs.end()) continue;
-    steps.follower.saved_input(frame.index, storage.nbytes());
+    const auto at = static_cast<size_t>(found - frame.inputs.begin());
+    if (!frame.are_saved[at]) steps.follower.saved_input(frame.index, storage.nbytes());
+    frame.are_saved[at] = true;
     if (receiver != nullptr) continue;
     receiver = &frame;
-    place = static_cast<size_t>(found - frame.inputs.begin());
+    place = at;
   }
   if (!frames.empty()) named.call = frames.back().index;
   if (receiver != nullptr) {
@@ -314,6 +317,7 @@ void Ledger::forget_in_step(SavedStorage& saved) noexcept {
   try {
     steps.follower.dropped(saved.number_);
     note_due(steps);
+    if (steps.storages.empty()) mark(saved.device_, steps);  // the end of the step
   } catch (const std::bad_alloc&) {
     // The step will not look like its plan, and storages leave on demand.
   }

@@ -308,33 +308,6 @@ void add_weights(py::module_& module) {
   });
 }
 
-void add_calls(py::module_& module) {
-  const auto ledger = []() -> Ledger& { return Ledger::instance(); };
-  py::class_<CallScope>(module, "CallScope")
-      .def(py::init<uint64_t, const py::tuple&, const py::dict&>(), py::arg("module"), py::arg("arguments"),
-           py::arg("options"))
-      .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
-      .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
-  module.def("note_demand", [=] { ledger().note_demand(); }, "A call has been recomputed: what the device holds now.");
-  module.def(
-      "forbid_recomputation", [=](uint64_t module_id) { ledger().forbid_recomputation(module_id); }, py::arg("module"));
-  module.def(
-      "allow_recomputation", [=](bool is_allowed) { ledger().allow_recomputation(is_allowed); }, py::arg("is_allowed"));
-  module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);
-  module.attr("NEW_CHOICE") = static_cast<uint32_t>(Ledger::kNewChoice);
-  module.def(
-      "assume_rate", [=](double bytes_per_second) { ledger().assume_rate(bytes_per_second); },
-      py::arg("bytes_per_second"), "For tests.");
-  module.def("choose_again", [=] { ledger().choose_again(); });
-  module.def("disturb_step", [=] { ledger().disturb_step(); }, "The time of this step says nothing of its plan.");
-  module.def("recomputed_blocks", [=] {
-    py::list found;
-    for (const auto& block : ledger().recomputed_blocks())
-      found.append(py::make_tuple(block.module, block.bytes, block.seconds));
-    return found;
-  });
-}
-
 void set_rules(bool is_on, uint64_t min_bytes, bool evicts_at_once) {
   rules().min_bytes.store(min_bytes);
   rules().evicts_at_once.store(evicts_at_once);

@@ -23,6 +23,7 @@ struct CallFrame {
   uint64_t calls = 0;                           // inside it
   std::vector<const c10::StorageImpl*> inputs;  // of its arguments, those that may leave
   uint64_t input_bytes = 0;
+  std::vector<bool> are_saved;  // of the inputs, in this step
 };
 
 // Of this thread, from the outermost to the innermost.
@@ -44,5 +45,8 @@ class CallScope {
   size_t depth_ = 0;  // of the frame; 0: not entered
   std::thread::id thread_;
 };
+
+// What Python calls of all this.
+void add_calls(pybind11::module_& module);
 
 }  // namespace ebbtide::lms

@@ -20,6 +20,39 @@ from ebbtide.lms.recompute.trials import try_out
 _TRIED = "tried in this step"  # until its backward
 
 
+_current: "Blocks | None" = None  # while LMS is on
+
+
+def install(extension: Any) -> None:
+    """From now on calls of modules may be recomputed."""
+    global _current
+    _current = Blocks(extension)
+
+
+def remove() -> None:
+    """Ends `install`. Can be called again."""
+    global _current
+    if _current is not None:
+        _current.remove()
+        _current = None
+
+
+def allow(may_recompute: Callable[[Any], bool]) -> None:
+    """Which modules the program allows to be recomputed."""
+    if _current is not None:
+        _current.allow(may_recompute)
+
+
+def recomputed() -> list[tuple[str, int, float]]:
+    """The modules that the latest step's plan recomputes: class, bytes that it drops, seconds that it costs."""
+    return [] if _current is None else _current.recomputed()
+
+
+def reasons() -> dict[str, str]:
+    """Why modules can't be recomputed, by class."""
+    return {} if _current is None else _current.reasons()
+
+
 class Blocks:
     """From its construction until `remove`.
 
@@ -73,7 +106,8 @@ class Blocks:
             blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._forbidden.keys()
             modules = modules or {id(module): module for module in root.modules()}
             self._classes.update((number, type(modules[number]).__name__) for number in blocks if number in modules)
-            reasons = {number: self._reason(modules.get(number)) for number in blocks}
+            # A program may call its blocks without a module around them: then each is looked at as it is called.
+            reasons = {number: self._reason(modules[number]) for number in blocks if number in modules}
             refused = {number: reason for number, reason in reasons.items() if reason}
             for number, reason in refused.items():
                 self._forbid(number, reason)
@@ -82,8 +116,6 @@ class Blocks:
             self._extension.choose_again()
 
     def _reason(self, module: Any) -> str:
-        if module is None:
-            return "it is not part of the module that is called"
         if not self._may_recompute(module):
             return "the program forbids it"
         reason = self._reasons.get(self._kind_of(module), "")
@@ -102,7 +134,9 @@ class Blocks:
     def _run(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
         kind = self._kind_of(module)
         options = _without_caches(module, options)
-        if reason := objection(module, arguments, options):
+        self._classes[id(module)] = type(module).__name__
+        reason = objection(module, arguments, options) if self._may_recompute(module) else "the program forbids it"
+        if reason:
             self._forbid(id(module), reason)
             return call(module, *arguments, **options)
         known = self._reasons.get(kind)

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import custom_functions, optimizer_states, outside, weights
-from ebbtide.lms.blocks import Blocks
+from ebbtide.lms import blocks, custom_functions, optimizer_states, outside, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
@@ -33,8 +32,10 @@ class _Settings:
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
         self.recompute: Recompute = "auto"
-        self.blocks: Blocks | None = None
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
+
+    def given(self) -> "_Given":
+        return _Given(self.limit, self.min_size, self.host_limit, self.recompute)
 
 
 _now = _Settings()
@@ -130,7 +131,7 @@ def _enable(given: _Given) -> Enabled:
     startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
     with _lock:
         was_off = not _now.is_on
-        before = None if was_off else _given_now()
+        before = None if was_off else _now.given()
         try:
             if was_off:
                 _turn_on()
@@ -149,10 +150,6 @@ def _enable(given: _Given) -> Enabled:
     if logs.is_enabled():
         logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", wanted, least, host))
     return Enabled(given, before)
-
-
-def _given_now() -> _Given:
-    return _Given(_now.limit, _now.min_size, _now.host_limit, _now.recompute)
 
 
 def parse_limit(value: str | int | None) -> int | None:
@@ -197,7 +194,7 @@ def _turn_on() -> None:
     extension.reset_statistics()
     optimizer_states.install(extension, device)
     weights.install(extension, device)
-    _now.blocks = Blocks(extension)
+    blocks.install(extension)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     if _make_room_for not in torch_cache.makers_of_room:
         torch_cache.makers_of_room.append(_make_room_for)
@@ -210,7 +207,7 @@ def _device_of(kind: str) -> Device:
 
 def enable_again() -> None:
     """`lms.enabled = True`: with the limits of the last `enable`."""
-    _enable(_given_now())
+    _enable(_now.given())
 
 
 def disable() -> None:
@@ -241,9 +238,7 @@ def _turn_off() -> None:
     _now.device.detach(extension)
     optimizer_states.remove(extension)
     weights.remove(extension)
-    if _now.blocks is not None:
-        _now.blocks.remove()
-        _now.blocks = None
+    blocks.remove()
     outside.forget(extension)
     _now.is_on = False
     _now.device = None
@@ -350,19 +345,8 @@ def _apply_rules() -> None:
 
 
 def _apply_recompute() -> None:
-    assert _now.blocks is not None
-    _now.blocks.allow(_now.recompute if callable(_now.recompute) else lambda _: bool(_now.recompute))
+    blocks.allow(_now.recompute if callable(_now.recompute) else lambda _: bool(_now.recompute))
     _extension().allow_recomputation(_now.recompute is not False)
-
-
-def recomputed() -> list[tuple[str, int, float]]:
-    """The modules that the latest step's plan recomputes: class, bytes that it drops, seconds that it costs."""
-    return [] if _now.blocks is None else _now.blocks.recomputed()
-
-
-def not_recomputed() -> dict[str, str]:
-    """Why modules can't be recomputed, by class."""
-    return {} if _now.blocks is None else _now.blocks.reasons()
 
 
 def _apply_device_limit(wanted: int | None) -> None:

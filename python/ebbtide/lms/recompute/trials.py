@@ -101,7 +101,8 @@ def _recording(saved: list[Any]) -> Iterator[None]:
     def pack(tensor: Any) -> Any:
         hooks.__exit__()
         try:
-            saved.append(_keep(tensor))
+            # A node that keeps its own output keeps itself, for ever if no backward comes.
+            saved.append(_keep(tensor if tensor.is_leaf else tensor.detach()))
         finally:
             hooks.__enter__()
         return saved[-1]
