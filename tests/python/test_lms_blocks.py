@@ -63,7 +63,7 @@ def test_losses_are_equal_and_the_limit_holds(lms, bus, monkeypatch, kind, rate)
     make = lms_models.KINDS[kind]
     plain = run(make())
     limit = int(0.6 * needed_bytes(lms, make))
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(rate)
         calls = second_runs(monkeypatch)
         assert run(make()) == plain
@@ -77,7 +77,7 @@ def test_a_slow_bus_moves_little_and_recomputes_no_more_than_the_limit_asks_for(
     limit = {share: int(share * needed_bytes(lms, lms_models.gpt)) for share in (0.75, 0.5)}
     counts, moved = {}, {}
     for share in limit:
-        with lms.enable(limit=limit[share], min_size=SMALL):
+        with lms.enable(limit=limit[share], min_size=SMALL, recompute="auto"):
             bus(SLOW)
             step = lms_models.gpt()
             run(step)
@@ -89,7 +89,7 @@ def test_a_slow_bus_moves_little_and_recomputes_no_more_than_the_limit_asks_for(
 
 
 def test_nothing_happens_where_everything_fits(lms, bus, monkeypatch):
-    with lms.enable(limit="2GiB", min_size=SMALL):
+    with lms.enable(limit="2GiB", min_size=SMALL, recompute="auto"):
         bus(SLOW)
         calls = second_runs(monkeypatch)
         run(lms_models.gpt(depth=3))
@@ -152,7 +152,7 @@ def test_hooks_of_the_program_run_once_and_calls_inside_are_recomputed(lms, bus,
     expected = len(seen)
     limit = int(0.6 * needed_bytes(lms, make))
     seen.clear()
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(SLOW)
         calls = second_runs(monkeypatch)
         assert run(make()) == plain
@@ -190,7 +190,7 @@ def test_an_argument_that_is_changed_after_the_call(lms, bus, monkeypatch):
 
     plain = run(make())
     limit = int(0.6 * needed_bytes(lms, make))
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(SLOW)
         assert run(make()) == plain
         assert blocks.reasons().get("Doubling") == "an argument is changed in place after the call"
@@ -213,7 +213,7 @@ def test_checkpoints_of_the_program(lms, bus):
 
     plain = run(make())
     limit = int(0.7 * needed_bytes(lms, make))
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(SLOW)
         assert run(make()) == plain
 
@@ -256,7 +256,7 @@ def test_errors_in_forward_and_backward_leave_the_next_steps_as_they_are(lms, bu
 
     plain = run(make(), 9)
     limit = int(0.6 * needed_bytes(lms, make))
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(SLOW)
         assert run(make(), 9) == plain
         gc.collect()
@@ -265,7 +265,7 @@ def test_errors_in_forward_and_backward_leave_the_next_steps_as_they_are(lms, bu
 
 def test_models_are_copied_and_pickled_while_it_is_on(lms, bus):
     limit = int(0.6 * needed_bytes(lms, lms_models.gpt))
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(SLOW)
         model = lms_models.Decoder([lms_models.Block(128, 4) for _ in range(8)], 128)
         words = torch.randint(0, 200, (8, 128))
@@ -284,7 +284,7 @@ def test_switched_off_between_forward_and_backward(lms, bus):
     torch.manual_seed(0)
     model = lms_models.Decoder([lms_models.Block(128, 4) for _ in range(8)], 128)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    lms.enable(limit=limit, min_size=SMALL)
+    lms.enable(limit=limit, min_size=SMALL, recompute="auto")
     bus(SLOW)
     torch.manual_seed(1)
     found = []
@@ -319,7 +319,7 @@ def test_blocks_without_a_module_around_them(lms, bus, monkeypatch):
 
     plain = run(make())
     limit = int(0.6 * needed_bytes(lms, make))
-    with lms.enable(limit=limit, min_size=SMALL):
+    with lms.enable(limit=limit, min_size=SMALL, recompute="auto"):
         bus(SLOW)
         calls = second_runs(monkeypatch)
         assert run(make()) == plain

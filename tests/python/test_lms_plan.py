@@ -265,35 +265,3 @@ def test_one_of_a_fitting_size_makes_way(lms):
         ]
         assert all(torch.equal(grad, tensor) for grad, tensor in zip(grads, kept, strict=True))
     assert extension.make_fit(1) is False
-
-
-def test_a_later_plan_leaves_room_for_what_made_way(lms):
-    """So that its copy begins ahead, where its memory is wanted because free memory lies in pieces."""
-    extension = torch_extension.load("_lms")
-    block = 4096 * 128 * 4
-    limit = int(0.95 * needed_bytes(lms, **SHAPE))
-    evicted, made_way = [], []
-
-    class Wanting(torch.nn.Module):
-        def forward(self, given):
-            if 2 <= len(evicted) < 6:
-                made_way.extend(extension.make_fit(block) for _ in range(6))  # far below the limit
-            return given
-
-    def step():
-        before = extension.statistics()
-        optimizer.zero_grad()
-        model(torch.randn(SHAPE["batch"], SHAPE["width"])).pow(2).mean().backward()
-        optimizer.step()
-        after = extension.statistics()
-        fits = after["fits"] - before["fits"]
-        evicted.append((after["evicted_bytes"] - before["evicted_bytes"]) // block - fits)
-
-    model = make_model(SHAPE["depth"], SHAPE["width"])
-    model.insert(10, Wanting())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    with lms.enable(limit=limit, min_size=SMALL):
-        for _ in range(9):
-            step()
-    assert made_way == [True] * 24
-    assert evicted[-1] >= evicted[1] + 6

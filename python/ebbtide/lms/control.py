@@ -31,7 +31,7 @@ class _Settings:
         self.allowed: int | None = None  # what it means on this device; None: nothing limits
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
-        self.recompute: Recompute = "auto"
+        self.recompute: Recompute = False
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
 
     def given(self) -> "_Given":
@@ -90,7 +90,7 @@ def enable(
     limit: str | int | None = None,
     min_size: str | int = "1MiB",
     host_limit: str | int | None = None,
-    recompute: Recompute = "auto",
+    recompute: Recompute = False,
 ) -> Enabled:
     """Turns large model support on, in all threads. If it is on, the call changes the settings.
 
