@@ -110,7 +110,7 @@ class Unet(nn.Module):
         return self.end(hidden)
 
 
-def _language_step(model: nn.Module, optimizer: Any, batch: int, length: int, **options: Any) -> Step:
+def language_step(model: nn.Module, optimizer: Any, batch: int, length: int, **options: Any) -> Step:
     def step(number: int) -> float:
         found = 0.0
         optimizer.zero_grad()
@@ -131,13 +131,13 @@ def _language_step(model: nn.Module, optimizer: Any, batch: int, length: int, **
 def gpt(depth: int = 8, width: int = 128, batch: int = 8, length: int = 128, **options: Any) -> Step:
     torch.manual_seed(0)
     model = Decoder([Block(width, 4) for _ in range(depth)], width)
-    return _language_step(model, torch.optim.SGD(model.parameters(), 0.1), batch, length, **options)
+    return language_step(model, torch.optim.SGD(model.parameters(), 0.1), batch, length, **options)
 
 
 def experts(depth: int = 4, width: int = 128) -> Step:
     torch.manual_seed(0)
     model = Decoder([Block(width, 4, Experts(width, 4)) for _ in range(depth)], width)
-    return _language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 128)
+    return language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 128)
 
 
 def padded(depth: int = 6, width: int = 128) -> Step:

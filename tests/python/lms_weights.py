@@ -29,11 +29,9 @@ def send_all_away():
 @contextmanager
 def in_use():
     """As during a module's call: no other thread moves anything."""
-    extension().begin_use(0, {}, False)
-    try:
+    with extension().ModuleUse() as use:
+        use.begin({}, False)
         yield
-    finally:
-        extension().end_use(0)
 
 
 def evaluate(model, times=3, seed=1):

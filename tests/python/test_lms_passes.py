@@ -51,34 +51,3 @@ def test_a_pass_ends_with_the_outermost_module(lms, monkeypatch):
 
     optimizer.step(closure)
     assert len(ended) >= 2 and not any(ended), "at both ends of each call of the closure"
-
-
-def test_hooks_that_an_interrupt_left_with_torch_do_nothing(lms, monkeypatch):
-    """One comes after torch has noted a hook, and before it has given the handle."""
-    from torch.nn.modules import module
-
-    handles = []
-    for name in ("register_module_forward_pre_hook", "register_module_forward_hook"):
-        plain = getattr(module, name)
-
-        def interrupted(*arguments, plain=plain, **options):
-            handles.append(plain(*arguments, **options))
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(module, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            lms.enable(limit="1GiB", min_size=SMALL)
-            make_model(2, 512)
-        monkeypatch.setattr(module, name, plain)
-        lms.enable(limit="1GiB", min_size=SMALL)
-        begun = []
-        model = make_model(2, 512)
-        monkeypatch.setattr(weights, "_before_forward", begun.append)
-        evaluate(model, 1)
-        assert len(begun) == len({id(each) for each in begun}) == 1 + len(model)
-        lms.disable()
-        evaluate(model, 1)
-        assert len(begun) == 1 + len(model)
-        monkeypatch.undo()
-    for handle in handles:
-        handle.remove()

@@ -337,23 +337,32 @@ def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
     assert extension().module_depth() == 0
 
 
-def test_an_interrupted_call_of_one_module_bars_no_thread_once_another_one_was_called(lms):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_an_interrupted_call_bars_no_thread(lms, error):
     def fail(*_):
-        raise KeyboardInterrupt
+        raise error
 
     lms.enable(limit="1GiB", min_size=SMALL)
-    one, other = make_model(2, 512), make_model(2, 512)
-    one[1].register_forward_hook(fail)
-    with pytest.raises(KeyboardInterrupt):
-        one(torch.ones(1, 512))
-    assert extension().module_depth() > 0
-    evaluate(other, 1)
+    model = make_model(2, 512)
+    model[1].register_forward_hook(fail)
+    with pytest.raises(error):
+        model(torch.ones(1, 512))
     assert extension().module_depth() == 0
     freed = []
     thread = threading.Thread(target=lambda: freed.append(send_all_away()))
     thread.start()
     thread.join()
     assert freed[0] > 0
+
+
+def test_blocks_that_are_compiled_in_place_use_their_weights(lms):
+    lms.enable(limit="1GiB", min_size=SMALL)
+    model = make_model(2, 512)
+    model[0].compile(backend="eager")
+    model(torch.ones(1, 512))
+    assert send_all_away() > 0 and on_host(model[0].weight)
+    model(torch.ones(1, 512))
+    assert not on_host(model[0].weight)
 
 
 def test_parameters_that_are_frozen_when_they_are_made_are_followed_later(lms):

@@ -80,6 +80,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   const uint64_t used_bytes = side.used_bytes(device);
   std::shared_ptr<SavedStorage> saved;
   std::shared_ptr<SavedStorage> other;  // outlives the lock, which its destructor takes
+  await_marks(device);
   {
     const Lock lock(mutex_);
     auto& entry = by_storage_[storage.unsafeGetStorageImpl()];

@@ -115,8 +115,8 @@ class Ledger {
   void leave_call() noexcept;
   // The device holds more now than the samples at saves and wants show: a call has been recomputed.
   void note_demand() noexcept;
-  // A module that can't be recomputed, after all.
-  void forbid_recomputation(uint64_t module);
+  // Of a module: whether it can't be recomputed, after all.
+  void forbid_recomputation(uint64_t module, bool is_forbidden);
   void allow_recomputation(bool is_allowed);
   // What plans take for the speed of the bus, both ways; 0: what copies show.
   void assume_rate(double bytes_per_second);
@@ -152,7 +152,6 @@ class Ledger {
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
     std::unordered_map<uint64_t, uint64_t> calls;          // of each module in this step
     std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
-    uint32_t marked_call = policy::kNone;                  // of the last want that has one
     bool was_wanted = false;
     bool was_disturbed = false;
     bool is_choice_new = false;    // and no call was told of it
@@ -197,6 +196,8 @@ class Ledger {
   // ledger_steps.cpp
   uint64_t demand_bytes(uint64_t used_bytes) const { return used_bytes + statistics_.host_bytes; }
   double now() const;
+  void await_marks(c10::Device device);
+  static bool has_ended(const Steps& steps);
   Steps& steps_now(c10::Device device);  // after the end of the last step, if that is due
   void end_step(c10::Device device, Steps& steps);
   policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);

@@ -4,11 +4,13 @@
 #include <iterator>
 #include <memory>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "policy/lms/mix.h"
 #include "torch/lms/device_side.h"
+#include "torch/lms/gil.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/module_calls.h"
 #include "torch/lms/packed.h"
@@ -45,10 +47,32 @@ double Ledger::now() const {
   return std::chrono::duration<double>(since_start).count() - statistics_.waited_seconds;
 }
 
+bool Ledger::has_ended(const Steps& steps) {
+  return steps.storages.empty() && (steps.was_wanted || steps.follower.has_saved());
+}
+
 Ledger::Steps& Ledger::steps_now(c10::Device device) {
   Steps& steps = steps_[device.index()];
-  if (steps.storages.empty() && (steps.was_wanted || steps.follower.has_saved())) end_step(device, steps);
+  if (has_ended(steps)) end_step(device, steps);
   return steps;
+}
+
+// Before a step that has marks is ended: the device has come to them then. Neither the lock nor the GIL is held
+// meanwhile. Only steps whose times are wanted have any.
+void Ledger::await_marks(c10::Device device) {
+  std::optional<TimeMark> last;
+  {
+    const Lock lock(mutex_);
+    const Steps& steps = steps_[device.index()];
+    if (!steps.marks.empty() && has_ended(steps)) last = steps.marks.back().second;
+  }
+  if (!last) return;
+  const GilReleased without_gil;
+  try {
+    last->wait();
+  } catch (const std::exception&) {
+    // set_times() finds that out, too.
+  }
 }
 
 // Everything that the step saved is gone. If nothing was wanted, it was a forward without backward, of which nothing is
@@ -74,11 +98,10 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   steps.postponed.clear();
   steps.calls.clear();
   steps.marks.clear();
-  steps.marked_call = policy::kNone;
   steps.was_wanted = steps.was_disturbed = false;
 }
 
-// When the device came to the marked events. Waits for it: only steps whose times are wanted have marks.
+// When the device came to the marked events: await_marks() has waited for it.
 void Ledger::set_times(Steps& steps) {
   if (steps.marks.size() < 2) return;
   try {
@@ -137,6 +160,7 @@ uint32_t Ledger::enter_call() {
   const c10::Device device = device_now();
   const uint64_t used_bytes = side_of(device).used_bytes(device);  // not under the lock: torch's is taken before it
   uint32_t told = kToldNothing;
+  await_marks(device);
   {
     const Lock lock(mutex_);
     Steps& steps = steps_now(device);
@@ -224,15 +248,18 @@ void Ledger::mark(c10::Device device, Steps& steps) {
   }
 }
 
-void Ledger::forbid_recomputation(uint64_t module) {
+void Ledger::forbid_recomputation(uint64_t module, bool is_forbidden) {
   const Lock lock(mutex_);
-  forbidden_.insert(module);
+  if (is_forbidden) {
+    forbidden_.insert(module);
+  } else {
+    forbidden_.erase(module);
+  }
 }
 
 void Ledger::allow_recomputation(bool is_allowed) {
   const Lock lock(mutex_);
   may_recompute_ = is_allowed;
-  forbidden_.clear();
 }
 
 void Ledger::disturb_step() {

@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -192,24 +191,40 @@ void add_states(py::module_& module) {
   });
 }
 
-// Of the parameters that may move, those that have not been adopted yet.
-py::list begin_use(uintptr_t user, const py::dict& parameters, bool brings) {
-  std::vector<const void*> addresses;
-  py::list others;
-  for (const auto& [name, parameter] : parameters) {
-    if (!THPVariable_Check(parameter.ptr())) continue;
-    const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
-    if (!is_large(tensor)) continue;
-    if (Weights::instance().is_weight(tensor.storage())) {
-      addresses.push_back(tensor.storage().data());
-    } else {
-      others.append(parameter);
+// For a `with` around the call of a module, as Step.
+class ModuleUse {
+ public:
+  ModuleUse() = default;
+  ModuleUse(const ModuleUse&) = delete;
+  ModuleUse& operator=(const ModuleUse&) = delete;
+  ~ModuleUse() { leave(); }
+  // Of the parameters that may move, those that have not been adopted yet.
+  py::list begin(const py::dict& parameters, bool brings) {
+    std::vector<const void*> addresses;
+    py::list others;
+    for (const auto& [name, parameter] : parameters) {
+      if (!THPVariable_Check(parameter.ptr())) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
+      if (!is_large(tensor)) continue;
+      if (Weights::instance().is_weight(tensor.storage())) {
+        addresses.push_back(tensor.storage().data());
+      } else {
+        others.append(parameter);
+      }
     }
+    thread_ = std::this_thread::get_id();
+    const py::gil_scoped_release without_gil;
+    Weights::instance().begin_use(this, UseKind::kModule, addresses, brings);
+    return others;
   }
-  const py::gil_scoped_release without_gil;
-  Weights::instance().begin_use(reinterpret_cast<const void*>(user), UseKind::kModule, addresses, brings);
-  return others;
-}
+  void leave() noexcept {
+    if (thread_) Weights::instance().end_use(this, *thread_);
+    thread_.reset();
+  }
+
+ private:
+  std::optional<std::thread::id> thread_;
+};
 
 bool is_on_host(const py::object& object) {
   if (!THPVariable_Check(object.ptr())) return false;
@@ -244,30 +259,14 @@ void add_weights(py::module_& module) {
       "is_short", [=] { return weights().is_short(); },
       "Whether memory was so short that weights or gradients had to leave.");
   module.def("forget_weight_shortage", [=] { weights().forget_shortage(); });
-  module.def("begin_use", &begin_use, py::arg("user"), py::arg("parameters"), py::arg("brings"));
+  py::class_<ModuleUse>(module, "ModuleUse")
+      .def(py::init<>())
+      .def("__enter__", [](py::object use) { return use; })
+      .def("begin", &ModuleUse::begin, py::arg("parameters"), py::arg("brings"))
+      .def("__exit__", [](ModuleUse& use, const py::args&) { use.leave(); });
   module.def("is_on_host", &is_on_host, py::arg("parameter"), "Whether it is a weight that lies on the host.");
   module.def(
-      "end_use",
-      [=](uintptr_t user) {
-        return weights().end_use(reinterpret_cast<const void*>(user), std::this_thread::get_id());
-      },
-      py::arg("user"), "Whether no module of this thread uses weights any more.");
-  module.def(
       "module_depth", [=] { return weights().module_depth(); }, "How many uses by modules are open in this thread.");
-  module.def("end_module_uses", [=] { weights().end_module_uses(std::this_thread::get_id()); });
-  // Python's number of a thread is its pthread_t, as that of std::thread::id is.
-  module.def("newest_module_uses", [=] {
-    py::dict newest;
-    for (const auto& [thread, use] : weights().newest_module_uses())
-      newest[py::int_(std::bit_cast<uint64_t>(thread))] = use;
-    return newest;
-  });
-  module.def(
-      "end_interrupted_uses",
-      [=](uint64_t thread, uint64_t newest) {
-        weights().end_module_uses(std::bit_cast<std::thread::id>(thread), newest);
-      },
-      py::arg("thread"), py::arg("newest"));
   module.def("begin_write_watch", &begin_write_watch);
   module.def("end_write_watch", &end_write_watch);
   module.def("take_written_weights", &take_written_weights,

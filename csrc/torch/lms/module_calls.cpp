@@ -80,7 +80,12 @@ void add_calls(py::module_& module) {
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
   module.def("note_demand", [=] { ledger().note_demand(); }, "A call has been recomputed: what the device holds now.");
   module.def(
-      "forbid_recomputation", [=](uint64_t module_id) { ledger().forbid_recomputation(module_id); }, py::arg("module"));
+      "forbid_recomputation",
+      [=](uint64_t module_id, bool is_forbidden) { ledger().forbid_recomputation(module_id, is_forbidden); },
+      py::arg("module"), py::arg("is_forbidden"));
+  module.def(
+      "keeps_graph", [] { return torch::autograd::get_current_graph_task_keep_graph(); },
+      "Whether the backward that this thread runs keeps its graph for another one.");
   module.def(
       "allow_recomputation", [=](bool is_allowed) { ledger().allow_recomputation(is_allowed); }, py::arg("is_allowed"));
   module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);

@@ -122,15 +122,13 @@ bool Weights::has_other_users() const {
 
 // --- uses ---
 
-bool Weights::is_by_module(const Use& use) { return use.kind == UseKind::kModule; }
-
 void Weights::begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
   {
     Lock lock = gate_.lock();
     gate_.wait_for_move(lock);
     watch_thread();
-    uses_[thread].push_back({user, kind, ++last_use_, {}});
+    uses_[thread].push_back({user, kind, {}});
   }
   try {
     const Units units = units_of(addresses);
@@ -139,7 +137,7 @@ void Weights::begin_use(const void* user, UseKind kind, const std::vector<const 
       if (kind != UseKind::kWrite) expects_backward_ = at::GradMode::is_enabled();
       auto& own = uses_[thread];
       // Another thread has switched moves off and on meanwhile, which ended all uses.
-      if (own.empty()) own.push_back({user, kind, ++last_use_, {}});
+      if (own.empty()) own.push_back({user, kind, {}});
       for (const auto& unit : units) own.back().units.push_back(unit.sequence);
       note_used(units);
     }
@@ -152,43 +150,23 @@ void Weights::begin_use(const void* user, UseKind kind, const std::vector<const 
   }
 }
 
-bool Weights::end_use(const void* user, std::thread::id thread) noexcept {
+void Weights::end_use(const void* user, std::thread::id thread) noexcept {
   const Lock lock = gate_.lock();
   const auto found = uses_.find(thread);
-  if (found == uses_.end()) return true;
+  if (found == uses_.end()) return;
   auto& open = found->second;
   const auto is_own = [&](const Use& use) { return use.user == user; };
   const auto own = std::find_if(open.rbegin(), open.rend(), is_own);
   if (own != open.rend()) open.erase(std::prev(own.base()), open.end());
-  const bool is_last = std::none_of(open.begin(), open.end(), is_by_module);
   if (open.empty()) uses_.erase(found);
-  return is_last;
 }
 
 size_t Weights::module_depth() {
   const Lock lock = gate_.lock();
   const auto found = uses_.find(std::this_thread::get_id());
   if (found == uses_.end()) return 0;
+  const auto is_by_module = [](const Use& use) { return use.kind == UseKind::kModule; };
   return static_cast<size_t>(std::count_if(found->second.begin(), found->second.end(), is_by_module));
-}
-
-std::vector<std::pair<std::thread::id, uint64_t>> Weights::newest_module_uses() {
-  std::vector<std::pair<std::thread::id, uint64_t>> newest;
-  const Lock lock = gate_.lock();
-  for (const auto& [thread, open] : uses_) {
-    const auto use = std::find_if(open.rbegin(), open.rend(), is_by_module);
-    if (thread != std::this_thread::get_id() && use != open.rend()) newest.emplace_back(thread, use->number);
-  }
-  return newest;
-}
-
-void Weights::end_module_uses(std::thread::id thread, uint64_t newest) noexcept {
-  const Lock lock = gate_.lock();
-  const auto found = uses_.find(thread);
-  if (found == uses_.end()) return;
-  auto& open = found->second;
-  std::erase_if(open, [&](const Use& use) { return is_by_module(use) && use.number <= newest; });
-  if (open.empty()) uses_.erase(found);
 }
 
 void Weights::use_in_backward(const void* address) {

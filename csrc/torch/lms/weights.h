@@ -57,14 +57,9 @@ class Weights {
   // user: what uses them, to tell nested uses apart; end_use() also ends uses inside it that nobody has ended.
   // brings: false: what lies on the host stays there.
   void begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings = true);
-  // Whether no module has an open use in the thread any more.
-  bool end_use(const void* user, std::thread::id thread) noexcept;
+  void end_use(const void* user, std::thread::id thread) noexcept;
   // How many uses by modules are open in this thread.
   size_t module_depth();
-  // The newest use by a module in each other thread, by a number that grows.
-  std::vector<std::pair<std::thread::id, uint64_t>> newest_module_uses();
-  // Of calls that an interrupt ended: uses by modules up to that number.
-  void end_module_uses(std::thread::id thread, uint64_t newest = UINT64_MAX) noexcept;
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.
@@ -98,10 +93,8 @@ class Weights {
   struct Use {
     const void* user;
     UseKind kind;
-    uint64_t number;
     std::vector<uint64_t> units;
   };
-  static bool is_by_module(const Use& use);
 
   Weights();
   struct ThreadEnd;
@@ -120,7 +113,6 @@ class Weights {
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
   bool expects_backward_ = false;
-  uint64_t last_use_ = 0;
   WeightStatistics statistics_;
 };
 

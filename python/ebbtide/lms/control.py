@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import blocks, custom_functions, optimizer_states, outside, weights
+from ebbtide.lms import calls, custom_functions, optimizer_states, outside, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
@@ -194,7 +194,7 @@ def _turn_on() -> None:
     extension.reset_statistics()
     optimizer_states.install(extension, device)
     weights.install(extension, device)
-    blocks.install(extension)
+    calls.install(extension)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     if _make_room_for not in torch_cache.makers_of_room:
         torch_cache.makers_of_room.append(_make_room_for)
@@ -238,7 +238,7 @@ def _turn_off() -> None:
     _now.device.detach(extension)
     optimizer_states.remove(extension)
     weights.remove(extension)
-    blocks.remove()
+    calls.remove()
     outside.forget(extension)
     _now.is_on = False
     _now.device = None
@@ -345,7 +345,7 @@ def _apply_rules() -> None:
 
 
 def _apply_recompute() -> None:
-    blocks.allow(_now.recompute if callable(_now.recompute) else lambda _: bool(_now.recompute))
+    calls.allow(_now.recompute if callable(_now.recompute) else lambda _: bool(_now.recompute))
     _extension().allow_recomputation(_now.recompute is not False)
 
 

@@ -1,6 +1,6 @@
 """`ebbtide.lms.report`: what left, in a table and one sentence."""
 
-from ebbtide.lms import blocks, control, outside
+from ebbtide.lms import calls, control, outside
 from ebbtide.sizes import format_size
 
 
@@ -30,12 +30,12 @@ def report() -> str:
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
     ]
     recomputed: dict[str, list[tuple[int, float]]] = {}
-    for name, size, seconds in blocks.recomputed():
+    for name, size, seconds in calls.recomputed():
         recomputed.setdefault(name, []).append((size, seconds))
     for name, parts in recomputed.items():
         size, seconds = sum(size for size, _ in parts), sum(seconds for _, seconds in parts)
         rows.append((f"recomputed in each step: {name}", f"{len(parts)}, {format_size(size)}, {seconds:.3f} s"))
-    rows += [(f"not recomputed: {name}", reason) for name, reason in blocks.reasons().items()]
+    rows += [(f"not recomputed: {name}", reason) for name, reason in calls.refused().items()]
     for kind, size, reason in outside.rows():
         rows.append((f"{kind} that can't leave", f"{format_size(size)}: {reason}" if size else reason))
     width = max(len(name) for name, _ in rows)

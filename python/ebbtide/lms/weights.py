@@ -1,16 +1,14 @@
 """Weights and gradients that leave the device where memory stays short without them.
 
 While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that `model.to` has
-made, as soon as its module is done, and one that a module finds at its forward. torch's global hooks of modules tell
-which weights are about to be used. Backward tells it as it unpacks them. Once memory was so short that such memory had
-to leave, a gradient leaves as soon as it is accumulated (csrc/torch/lms/gradient_homes.h). csrc/torch/lms/weights.h has
+made, as soon as its module is done, and one that a module finds at its forward. Calls of modules (calls.py) tell which
+weights are about to be used. Backward tells it as it unpacks them. Once memory was so short that such memory had to
+leave, a gradient leaves as soon as it is accumulated (csrc/torch/lms/gradient_homes.h). csrc/torch/lms/weights.h has
 the other moves.
 """
 
 import contextlib
 import functools
-import sys
-import warnings
 from collections import Counter
 from typing import Any
 
@@ -30,11 +28,10 @@ class _State:
     def __init__(self) -> None:
         self.extension: Any = None  # None: LMS is off
         self.device: devices.Device | None = None  # while there is an extension
-        self.hooks: list[Any] = []  # torch's handles
+        self.registration: Any = None  # torch's handle
         self.layers: Any = None  # a streaming.layers.Layers, while there is an extension
         self.may_return = False  # into free room, as soon as a forward pass wants some that are away
-        self.are_uses_told = False
-        self.told: _Told | None = None  # whose hooks do something
+        self.are_uses_followed = False
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
         self.owners: outside.Owners | None = None  # while there is an extension
 
@@ -56,7 +53,7 @@ def install(extension: Any, device: devices.Device) -> None:
     extension.allow_weight_moves(True)
     extension.forget_weight_shortage()
     extension.allow_gradient_homes(True)
-    _now.hooks.append(module.register_module_parameter_registration_hook(_on_registration))
+    _now.registration = module.register_module_parameter_registration_hook(_on_registration)
     _follow_conversions()
     _follow_uses(extension)
 
@@ -67,23 +64,18 @@ def remove(extension: Any) -> None:
     """
     with _following:
         _now.extension = None
-        _remove_hooks()
+        if _now.registration is not None:
+            _now.registration.remove()
         if _now.layers is not None:
             _now.layers.restore()
             _now.layers.end_pass()
-        _now.are_uses_told, _now.told = False, None
+        _now.are_uses_followed = False
         _leave_conversions()
     extension.allow_gradient_homes(False)
     _trim()
     if extension.weight_statistics()["weight_host_bytes"] > 0:
         extension.bring_weights_back(_core.UNLIMITED)
     extension.allow_weight_moves(False)
-
-
-def _remove_hooks() -> None:
-    while _now.hooks:
-        _now.hooks[-1].remove()
-        _now.hooks.pop()
 
 
 def forget_shortage() -> None:
@@ -245,60 +237,46 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
 # --- who uses them ---
 
 
+def are_uses_followed() -> bool:
+    """Whether there are weights that may move: torch calls a module faster otherwise."""
+    return _now.are_uses_followed
+
+
 def _follow_uses(extension: Any) -> None:
-    """Hooks every module, once there are weights that may move: torch calls a module faster without hooks."""
-    if not _now.are_uses_told and _core.query_tag(TAG) is not None:
+    if not _now.are_uses_followed and _core.query_tag(TAG) is not None:
         with _following:
-            if _now.extension is extension and not _now.are_uses_told:  # another thread may have ended LMS
-                _hook_modules()
+            if _now.extension is extension:  # another thread may have ended LMS
+                _layers().replace()
+                _now.are_uses_followed = True
 
 
-def _hook_modules() -> None:
-    from torch.nn.modules import module
+def before_call(use: Any, module: Any) -> None:
+    """The module's weights come to the device, and stay while it is called.
 
-    # torch.compile says that hooks of modules are called once more, which is what ours are for.
-    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning)
-    told = _Told()
-    _now.told = told  # from here on no others, also those that an interrupt left in torch's list and not in ours
-    _now.hooks.append(module.register_module_forward_pre_hook(told.before_forward))
-    _now.hooks.append(module.register_module_forward_hook(told.after_forward, always_call=True))
-    _layers().replace()
-    _now.are_uses_told = True
-
-
-class _Told:
-    """One pair of hooks around the call of every module."""
-
-    def before_forward(self, module: Any, inputs: Any) -> None:
-        if _now.told is self:
-            _before_forward(module)
-
-    def after_forward(self, module: Any, inputs: Any, outputs: Any) -> None:
-        if _now.told is self:
-            _after_forward(module)
-
-
-def _before_forward(module: Any) -> None:
+    Args:
+        use: the extension's ModuleUse, which has been entered.
+    """
     import torch
 
     extension = _now.extension
-    if torch.compiler.is_compiling() or extension is None or backends.is_forked_child():
+    if extension is None or backends.is_forked_child():
         return
     parameters, modules = vars(module).get("_parameters"), vars(module).get("_modules")
     if not isinstance(parameters, dict) or not isinstance(modules, dict):
-        return  # TorchScript's, whose parameters no hook sees
-    if (compiled := modules.get("_orig_mod")) is not None:  # what torch.compile made of it calls no hook inside
+        return  # TorchScript's, whose parameters are not seen
+    is_outermost = extension.module_depth() == 0
+    if is_outermost:
+        _layers().end_pass()  # one that an interrupt has left
+    compiled = module if vars(module).get("_compiled_call_impl") is not None else modules.get("_orig_mod")
+    if compiled is not None:  # the calls inside are not seen
         parameters = dict(compiled.named_parameters())
-    if _begin_outermost(extension) and compiled is not None:
-        outside.note(extension, outside.COMPILED, module, Counter({outside.WHOLE: 0}))
-    uses_copies = not torch.is_grad_enabled() and _layers().serve(module)
-    if others := extension.begin_use(id(module), parameters, not uses_copies):
+        if is_outermost:
+            outside.note(extension, outside.COMPILED, module, Counter({outside.WHOLE: 0}))
+    uses_copies = compiled is None and not torch.is_grad_enabled() and _layers().serve(module)
+    if others := use.begin(parameters, not uses_copies):
         _adopt(others)
     if others or outside.has(module):
         outside.note(extension, outside.WEIGHTS, module, _owners().sort(others, TAG))
-    if _now.extension is not extension:  # ended meanwhile, and no hook ends this use
-        extension.end_use(id(module))
-        return
     if uses_copies and _now.may_return and _is_on_host(parameters["weight"]) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
         assert _now.device is not None
@@ -306,49 +284,10 @@ def _before_forward(module: Any) -> None:
         extension.bring_weights_back(_core.UNLIMITED)
 
 
-def _begin_outermost(extension: Any) -> bool:
-    """Whether no other module's call is under way in this thread. Then no use of one is, nor a pass. A
-    KeyboardInterrupt leaves them open, since torch calls no hook then.
-    """
-    if extension.module_depth():
-        calls, frame = 0, sys._getframe()
-        while frame is not None and calls < 2:
-            calls += _is_module_call(frame)
-            frame = frame.f_back  # type: ignore[assignment]
-        if calls != 1:  # none: another library has replaced what calls modules
-            return False
-        extension.end_module_uses()
-    _end_interrupted_uses(extension)
-    _layers().end_pass()
-    return True
-
-
-def _end_interrupted_uses(extension: Any) -> None:
-    """Of other threads that are in no module's call any more."""
-    for thread, newest in extension.newest_module_uses().items():
-        frame = sys._current_frames().get(thread)
-        while frame is not None and not _is_module_call(frame):
-            frame = frame.f_back
-        if frame is None:
-            extension.end_interrupted_uses(thread, newest)
-
-
-def _is_module_call(frame: Any) -> bool:
-    """Also where torch.compile has changed the code, or another library wraps the call."""
-    import torch
-
-    plain = torch.nn.Module._call_impl.__code__
-    return frame.f_code.co_name in ("_call_impl", plain.co_name)
-
-
-def _after_forward(module: Any) -> None:
-    import torch
-
-    if torch.compiler.is_compiling():
-        return
-    extension = _now.extension
-    if extension is None or extension.end_use(id(module)):
-        _layers().end_pass()
+def after_call(extension: Any) -> None:
+    """A pass ends with the outermost module."""
+    if extension.module_depth() == 0 and _now.layers is not None:
+        _now.layers.end_pass()
 
 
 def _owners() -> outside.Owners:

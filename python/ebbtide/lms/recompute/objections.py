@@ -23,6 +23,7 @@ WRAPPERS = {
     "FSDPModule": "it gathers its parameters from other ranks",
     "CheckpointWrapper": "it is checkpointed by the program",
     "ScriptModule": "it is a TorchScript module",
+    "GraphModule": "it is a graph, of compiled code perhaps",
 }
 
 

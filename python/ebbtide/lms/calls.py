@@ -1,0 +1,228 @@
+"""What LMS does around each call of a module: it names the call for plans, brings its weights, and may recompute it.
+
+A plan (csrc/policy/lms/step_choice.h) names calls whose saved tensors are to be dropped and made again in backward.
+Before a kind of module is recomputed for the first time, one of its calls runs twice, beside the tensors that it saved,
+and must give the same bits; and its arguments must still be unchanged when its backward begins. A difference found then
+costs nothing: later it would be an error, or a wrong gradient.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ebbtide.lms import weights
+from ebbtide.lms.recompute.module_calls import ModuleCalls
+from ebbtide.lms.recompute.objections import may_decide, module_objection, objection
+from ebbtide.lms.recompute.second_runs import run, versions
+from ebbtide.lms.recompute.structures import tensors_in
+from ebbtide.lms.recompute.trials import try_out
+
+_FORBIDDEN = "the program forbids it"
+_KEPT_GRAPH = "its graph is kept for another backward, with all that was computed again"
+
+
+class _State:
+    def __init__(self) -> None:
+        self.calls: ModuleCalls | None = None  # while LMS is on
+        self.blocks: Blocks | None = None  # since LMS was on for the first time
+
+
+_now = _State()
+
+
+def install(extension: Any) -> None:
+    """Follows the calls of modules from now on."""
+    import torch
+
+    _now.blocks = blocks = Blocks(extension)
+    is_grad_enabled = torch.is_grad_enabled
+
+    def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
+        if not is_grad_enabled():
+            return call(module, *arguments, **options)
+        with extension.CallScope(id(module), arguments, options) as told:
+            if told:
+                return blocks.call(told, call, module, arguments, options)
+            return call(module, *arguments, **options)
+
+    def handle(call: Any, module: Any, arguments: Any, options: Any) -> Any:
+        if not weights.are_uses_followed():
+            return named(call, module, arguments, options)
+        try:
+            with extension.ModuleUse() as use:
+                weights.before_call(use, module)
+                return named(call, module, arguments, options)
+        finally:
+            weights.after_call(extension)
+
+    _now.calls = ModuleCalls(handle)
+
+
+def remove() -> None:
+    """Ends `install`. Can be called again."""
+    if _now.calls is not None:
+        _now.calls.restore()
+        _now.calls = None
+
+
+def allow(may_recompute: Callable[[Any], bool]) -> None:
+    """Which modules the program allows to be recomputed. Those that were refused before are asked anew."""
+    assert _now.blocks is not None
+    _now.blocks.allow(may_recompute)
+
+
+def recomputed() -> list[tuple[str, int, float]]:
+    """The modules that the latest step's plan recomputes: class, bytes that it drops, seconds that it costs."""
+    return [] if _now.calls is None or _now.blocks is None else _now.blocks.recomputed()
+
+
+def refused() -> dict[str, str]:
+    """Why modules can't be recomputed, by class, without those that the program forbids."""
+    return {} if _now.calls is None or _now.blocks is None else _now.blocks.refused()
+
+
+class Blocks:
+    """Which calls are recomputed: what the plan asks for, where it is safe.
+
+    Args:
+        extension: `_lms`.
+    """
+
+    def __init__(self, extension: Any) -> None:
+        self._extension = extension
+        self._may_recompute: Callable[[Any], bool] = lambda _: True
+        self._names: dict[int, str] = {}  # of the latest plan's modules, by id: a report may come when they are gone
+        self._reasons: dict[str, str] = {}  # by the class of modules that were refused
+        self._verdicts: dict[Any, str] = {}  # by kind of module; "": it can be recomputed
+        self._trials: dict[Any, weakref.ref[Any]] = {}  # by kind: those whose backward has not begun
+        self._structures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._refused: dict[int, weakref.ref[Any]] = {}  # by id of a module
+
+    def allow(self, may_recompute: Callable[[Any], bool]) -> None:
+        self._may_recompute = may_recompute
+        self._reasons.clear()
+        for number in [*self._refused]:
+            self._permit(number)
+
+    def recomputed(self) -> list[tuple[str, int, float]]:
+        blocks = self._extension.recomputed_blocks()
+        return [(self._names.get(number, "module"), size, seconds) for number, size, seconds in blocks]
+
+    def refused(self) -> dict[str, str]:
+        return dict(self._reasons)
+
+    def call(self, told: int, call: Any, module: Any, arguments: Any, options: Any) -> Any:
+        """Makes the call as the plan wants it, as far as that is safe.
+
+        Args:
+            told: the flags of the extension's CallScope.
+        """
+        if told & self._extension.NEW_CHOICE:
+            self._check_choice(module)
+        if told & self._extension.RECOMPUTE and id(module) not in self._refused and may_decide():
+            return self._recompute(call, module, arguments, options)
+        return call(module, *arguments, **options)
+
+    def _check_choice(self, root: Any) -> None:
+        """Chooses anew without modules that can't be recomputed, as far as can be told before they are called."""
+        modules: dict[int, Any] = {}
+        for _ in range(8):  # the choice may turn to the modules inside
+            blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._refused.keys()
+            modules = modules or {id(module): module for module in root.modules()}
+            # A program may call its blocks without a module around them: then each is looked at as it is called.
+            known = {number: modules[number] for number in blocks if number in modules}
+            self._names = {number: type(module).__name__ for number, module in known.items()}
+            reasons = [(module, self._module_reason(module)) for module in known.values()]
+            if not any(reason for _, reason in reasons):
+                return
+            for module, reason in reasons:
+                if reason:
+                    self._refuse(module, reason)
+            self._extension.choose_again()
+
+    def _module_reason(self, module: Any) -> str:
+        if not self._may_recompute(module):
+            return _FORBIDDEN
+        return self._verdicts.get(self._kind_of(module), "") or module_objection(module)
+
+    def _refuse(self, module: Any, reason: str) -> None:
+        number = id(module)  # another module may get it once this one is gone
+        self._refused[number] = weakref.ref(module, lambda _: self._permit(number))
+        if reason != _FORBIDDEN:
+            self._reasons[type(module).__name__] = reason
+        self._extension.forbid_recomputation(number, True)
+
+    def _permit(self, number: int) -> None:
+        if self._refused.pop(number, None) is not None:
+            self._extension.forbid_recomputation(number, False)
+
+    def _kind_of(self, module: Any) -> Any:
+        """A trial of one module counts for others with the same classes inside, in the same modes."""
+        if (structure := self._structures.get(module)) is None:
+            structure = self._structures[module] = tuple((name, type(one)) for name, one in module.named_modules())
+        return structure, tuple(one.training for one in module.modules())
+
+    def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
+        self._names[id(module)] = type(module).__name__
+        options = _without_caches(module, options)
+        kind = self._kind_of(module)
+        reason = _FORBIDDEN if not self._may_recompute(module) else self._verdicts.get(kind, "")
+        if reason := reason or objection(module, arguments, options):
+            self._refuse(module, reason)
+        elif kind in self._verdicts:
+            return run(call, module, arguments, options, lambda: self._second_run(module))
+        else:
+            self._extension.disturb_step()
+            if kind not in self._trials:
+                return self._try(kind, call, module, arguments, options)
+        return call(module, *arguments, **options)
+
+    @contextlib.contextmanager
+    def _second_run(self, module: Any) -> Iterator[None]:
+        if self._extension.keeps_graph():
+            self._refuse(module, _KEPT_GRAPH)
+        try:
+            yield
+        finally:  # torch ends a second run by an exception, as soon as all that backward wants is there
+            self._extension.note_demand()
+
+    def _try(self, kind: Any, call: Any, module: Any, arguments: Any, options: Any) -> Any:
+        before = versions(arguments, options)
+        output, reason = try_out(call, module, arguments, options)
+        wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if reason := reason or ("" if wanted else "what it returns needs no gradient"):
+            self._verdicts[kind] = reason
+            self._refuse(module, reason)
+            return output
+
+        def on_backward(_: Any) -> None:
+            if self._trials.pop(kind, None) is None:
+                return
+            if self._extension.keeps_graph():
+                self._refuse(module, _KEPT_GRAPH)
+            elif versions(arguments, options) != before:
+                self._verdicts[kind] = "an argument is changed in place after the call"
+            else:
+                self._verdicts[kind] = ""
+
+        # A graph that is dropped without a backward takes its trial along.
+        self._trials[kind] = weakref.ref(on_backward, lambda _: self._trials.pop(kind, None))
+        wanted[0].register_hook(on_backward)
+        return output
+
+
+def _without_caches(module: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """transformers hands an empty cache of keys and values to each layer in training, too, which adds to it. Its own
+    checkpoints leave it out, in these words.
+    """
+    if not any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__):
+        return options
+    places = [place for each in module.modules() if isinstance(place := getattr(each, "layer_idx", None), int)]
+    changed = dict(options)
+    for name in ("past_key_values", "past_key_value", "layer_past"):
+        cache = options.get(name)
+        if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length(*places[:1]) == 0:
+            changed[name] = None
+            changed.update({"use_cache": False} if "use_cache" in options else {})
+    return changed

@@ -1,0 +1,379 @@
+"""Large model support that recomputes: models of many kinds, slow and fast buses, what forbids it, what it meets."""
+
+import copy
+import gc
+import pickle
+from contextlib import contextmanager
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import lms_models  # noqa: E402
+from ebbtide import torch_extension  # noqa: E402
+from ebbtide.lms import calls  # noqa: E402
+from lms_model import SMALL  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+pytestmark = pytest.mark.sim_only
+
+SLOW, FAST = 1e6, 1e12  # bytes a second
+STEPS = 7
+
+
+def run(step, steps=STEPS):
+    torch.manual_seed(1)
+    return [step(number) for number in range(steps)]
+
+
+def blocks_of(kind=lambda: lms_models.Block(128, 4), count=8):
+    torch.manual_seed(0)
+    return [kind() for _ in range(count)]
+
+
+def chain(blocks, call=lambda number, block, hidden: block(hidden)):
+    """A step that calls the blocks one after the other, without a module around them."""
+
+    def step(number):
+        hidden = torch.randn(8, 128, 128)
+        for index, block in enumerate(blocks):
+            hidden = call(index, block, hidden)
+        loss = hidden.pow(2).mean()
+        loss.backward()
+        for block in blocks:
+            block.zero_grad()
+        return loss.item()
+
+    return step
+
+
+@pytest.fixture
+def extension(lms):
+    module = torch_extension.load("_lms")
+    yield module
+    module.assume_rate(0)
+
+
+@pytest.fixture
+def within(lms, extension):
+    """A function: LMS on, within a share of what a training needs. Plans take the bus for so fast."""
+
+    @contextmanager
+    def enter(make, share=0.6, rate=SLOW, **options):
+        with lms.enable(limit="4GiB", min_size=SMALL):
+            run(make(), 2)
+            needed = lms.stats()["peak_device_bytes"]
+        limit = int(share * needed)
+        with lms.enable(limit=limit, min_size=SMALL, **{"recompute": "auto", **options}):
+            extension.assume_rate(rate)
+            yield
+            assert lms.stats()["peak_device_bytes"] <= limit
+            gc.collect()
+            assert lms.stats()["host_bytes"] == 0
+
+    return enter
+
+
+@pytest.fixture
+def second_runs(extension, monkeypatch):
+    """A list that gets an entry for each second run."""
+    runs, plain = [], extension.note_demand
+    monkeypatch.setattr(extension, "note_demand", lambda: (runs.append(None), plain()))
+    return runs
+
+
+@pytest.mark.parametrize("rate", [SLOW, FAST], ids=["slow", "fast"])
+@pytest.mark.parametrize("kind", lms_models.KINDS)
+def test_losses_are_equal_and_the_limit_holds(within, second_runs, kind, rate):
+    make = lms_models.KINDS[kind]
+    plain = run(make())
+    with within(make, rate=rate):
+        assert run(make()) == plain
+    if rate == SLOW and kind != "batch_norms":
+        assert second_runs
+
+
+def test_a_slow_bus_moves_little(lms, within):
+    """How many blocks are computed again is for tests/cpp/step_choice_test.cpp."""
+    with within(lms_models.gpt, 0.5):
+        step = lms_models.gpt()
+        run(step)
+        before = lms.stats()["evicted_bytes"]
+        run(step, 1)
+        assert 0 < len(calls.recomputed()) <= 8
+        assert lms.stats()["evicted_bytes"] - before < lms.limit / 4
+
+
+def test_nothing_happens_where_everything_fits(lms, extension, second_runs):
+    with lms.enable(limit="2GiB", min_size=SMALL, recompute="auto"):
+        extension.assume_rate(SLOW)
+        run(lms_models.gpt(depth=3))
+        assert not second_runs and lms.stats()["evictions"] == 0 and not calls.recomputed()
+
+
+# --- what forbids it ---
+
+
+def test_nothing_is_computed_twice_unless_asked_for(within, second_runs):
+    plain = run(lms_models.gpt())
+    with within(lms_models.gpt, recompute=False):
+        assert run(lms_models.gpt()) == plain
+    assert not second_runs
+
+
+def test_the_program_forbids_all_modules(within, second_runs):
+    asked = []
+    with within(lms_models.gpt, recompute=lambda module: asked.append(type(module))):
+        run(lms_models.gpt())
+        assert asked and not calls.refused()
+    assert not second_runs
+
+
+def test_the_program_allows_some_modules(lms, within, second_runs):
+    with within(lms_models.gpt, recompute=lambda module: isinstance(module, nn.Sequential)):
+        run(lms_models.gpt())
+        assert second_runs and {name for name, _, _ in calls.recomputed()} == {"Sequential"}
+        assert "recomputed in each step: Sequential" in lms.report()
+
+
+@pytest.mark.parametrize("wrong", [1.5, "yes", None])
+def test_another_word_is_refused(lms, wrong):
+    with pytest.raises(TypeError, match="recompute must be 'auto', False, or a function"):
+        lms.enable(limit="1GiB", recompute=wrong)
+    assert not lms.enabled
+
+
+def test_hooks_of_the_program_run_once_and_calls_inside_are_recomputed(lms, within, second_runs):
+    seen = []
+
+    def make():
+        blocks = blocks_of()
+        for block in blocks:
+            block.register_forward_hook(lambda *_: seen.append(None))
+        model = lms_models.Decoder(blocks, 128)
+        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 128)
+
+    plain = run(make())
+    expected = len(seen)
+    with within(make):
+        seen.clear()
+        assert run(make()) == plain
+        assert len(seen) == expected and second_runs
+        assert "Block" not in {name for name, _, _ in calls.recomputed()}
+        assert calls.refused()["Block"] == "it has a forward hook"
+        assert "not recomputed: Block" in lms.report()
+
+
+class Doubling(nn.Module):
+    """Nothing saves its argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = lms_models.Block(128, 4)
+
+    def forward(self, hidden):
+        return self.body(hidden * 2.0)
+
+
+def test_an_argument_that_is_changed_after_the_call(within):
+    """No operation saves it, so that this works without recomputation, and with it."""
+
+    def call(_, block, hidden):
+        given = hidden + 0.0
+        result = block(given)
+        with torch.no_grad():
+            given.zero_()
+        return result
+
+    plain = run(chain(blocks_of(Doubling), call))
+    with within(lambda: chain(blocks_of(Doubling), call)):
+        assert run(chain(blocks_of(Doubling), call)) == plain
+        assert calls.refused().get("Doubling") == "an argument is changed in place after the call"
+
+
+class Normed(nn.Module):
+    """Its forward changes a buffer in training alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm = lms_models.Block(128, 4), nn.BatchNorm1d(128)
+
+    def forward(self, hidden):
+        return self.norm(self.body(hidden))
+
+
+def test_a_trial_counts_for_its_mode_alone(within, second_runs):
+    def make():
+        blocks = blocks_of(Normed)
+
+        def call(index, block, hidden):
+            return block.train(is_training[0])(hidden)
+
+        return chain(blocks, call), blocks
+
+    def train():
+        step, blocks = make()
+        is_training[0] = False
+        losses = run(step)
+        is_training[0] = True
+        return losses + run(step), [block.norm.running_mean.tolist() for block in blocks]
+
+    is_training = [False]
+    plain = train()
+    with within(lambda: make()[0]):
+        assert train() == plain
+    assert second_runs
+
+
+def test_graphs_that_are_kept_are_not_recomputed(within, second_runs):
+    def make():
+        blocks = blocks_of()
+
+        def step(number):
+            hidden = torch.randn(8, 128, 128)
+            for block in blocks:
+                hidden = block(hidden)
+            loss = hidden.pow(2).mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            found = loss.item(), blocks[0].first.weight.grad.sum().item()
+            for block in blocks:
+                block.zero_grad()
+            return found
+
+        return step
+
+    plain = run(make())
+    with within(make):
+        assert run(make()) == plain
+        assert calls.refused()["Block"].startswith("its graph is kept")
+    assert not second_runs
+
+
+def test_a_trial_whose_graph_is_dropped_is_made_again(within, second_runs):
+    is_dropped = [True]
+
+    def make():
+        blocks = blocks_of()
+        plain = chain(blocks)
+
+        def step(number):
+            if 1 <= number <= 2 and is_dropped[0]:  # a forward that a plan is for, and no backward
+                hidden = torch.randn(8, 128, 128)
+                for block in blocks:
+                    hidden = block(hidden)
+                return 0.0
+            return plain(number)
+
+        return step
+
+    expected = run(make())
+    with within(make):
+        assert run(make()) == expected
+    assert second_runs
+
+
+def test_another_module_with_the_id_of_one_that_was_refused(within):
+    with within(lambda: chain(blocks_of())):
+        blocks = calls._now.blocks
+        hooked = lms_models.Block(128, 4)
+        blocks._refuse(hooked, "it has a forward hook")
+        number = id(hooked)
+        assert number in blocks._refused
+        del hooked
+        gc.collect()
+        assert number not in blocks._refused
+        assert calls.refused() == {"Block": "it has a forward hook"}, "a report may come when the model is gone"
+
+
+# --- what it meets ---
+
+
+def test_checkpoints_of_the_program(within):
+    def call(index, block, hidden):
+        return checkpoint(block, hidden, use_reentrant=index % 4 == 0) if index % 2 == 0 else block(hidden)
+
+    plain = run(chain(blocks_of(), call))
+    with within(lambda: chain(blocks_of(), call), 0.7):
+        assert run(chain(blocks_of(), call)) == plain
+
+
+def test_errors_in_forward_and_backward_leave_the_next_steps_as_they_are(within):
+    fails = [""]
+
+    class Failing(Doubling):
+        def forward(self, hidden):
+            if fails[0] == "forward":
+                raise ArithmeticError
+            result = super().forward(hidden)
+            if fails[0] == "backward":
+                result.register_hook(fail)
+            return result
+
+    def fail(_):
+        raise ArithmeticError
+
+    def make():
+        blocks = blocks_of(Failing)
+        step = chain(blocks)
+
+        def failing(number):
+            fails[0] = {3: "forward", 5: "backward"}.get(number, "")
+            try:
+                return step(number)
+            except ArithmeticError:
+                return -1.0
+            finally:
+                for block in blocks:
+                    block.zero_grad()
+
+        return failing
+
+    plain = run(make(), 9)
+    with within(make):
+        assert run(make(), 9) == plain
+
+
+def test_models_are_copied_and_pickled_while_it_is_on(within):
+    with within(lms_models.gpt):
+        model = lms_models.Decoder(blocks_of(), 128)
+        words = torch.randint(0, 200, (8, 128))
+        for _ in range(5):
+            model(words).pow(2).mean().backward()
+        twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        model.eval(), twin.eval()
+        assert torch.equal(model(words), twin(words))
+        model.zero_grad()
+    assert nn.Module.__call__.__module__ == "torch.nn.modules.module"
+
+
+def test_switched_off_between_forward_and_backward(lms, within):
+    def make(number_off):
+        blocks = blocks_of()
+
+        def step(number):
+            hidden = torch.randn(8, 128, 128)
+            for block in blocks:
+                hidden = block(hidden)
+            loss = hidden.pow(2).mean()
+            if number == number_off:
+                lms.disable()
+            loss.backward()
+            found = loss.item(), blocks[0].first.weight.grad.sum().item()
+            for block in blocks:
+                block.zero_grad()
+            return found
+
+        return step
+
+    plain = run(make(None), 6)
+    with within(lambda: make(None)):
+        assert run(make(4), 6) == plain
+
+
+def test_blocks_without_a_module_around_them(within, second_runs):
+    plain = run(chain(blocks_of()))
+    with within(lambda: chain(blocks_of())):
+        assert run(chain(blocks_of())) == plain
+        assert len(second_runs) > 2 * STEPS and not calls.refused()
