@@ -290,8 +290,8 @@ def stats() -> dict[str, int | float]:
     host now. state_evicted_bytes, state_loaded_bytes, state_host_bytes: the same of optimizer states, which the
     counters before leave out. weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights.
     streamed_bytes: what lay on the host and passed through the device in optimizer steps and in forward passes without
-    gradients. slow_reads: optimizer steps that found states on the host, and uses of weights that found them there, and
-    read them over the bus.
+    gradients. slow_reads: optimizer steps and uses of weights that read memory on the host, over the bus. margin_bytes:
+    the most that the latest plan leaves free because free memory lies in pieces.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
@@ -309,7 +309,7 @@ def stats() -> dict[str, int | float]:
 
 _COUNTERS = (
     *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
-    *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes"),
+    *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes", "margin_bytes"),
     *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
     *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes", "streamed_bytes"),
 )
