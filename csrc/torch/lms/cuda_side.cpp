@@ -108,7 +108,7 @@ class CudaSide final : public DeviceSide {
 // caching allocator is replaced in its table of virtual functions. Every tensor is allocated through that.
 using AllocateEntry = VirtualEntry<c10::Allocator, c10::DataPtr, size_t>;
 
-std::atomic<AllocateEntry::Function> former{nullptr};
+std::atomic<AllocateEntry::Function> former_allocate{nullptr};
 
 bool has_found_room(size_t size_bytes, bool is_first) {
   const auto balance = balance_hook.load();
@@ -162,7 +162,7 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   bool could_reclaim = reclaim_hook.load() != nullptr;
   for (bool is_first = true;; is_first = false) {
     try {
-      return former.load()(self, size_bytes);
+      return former_allocate.load()(self, size_bytes);
     } catch (c10::OutOfMemoryError& error) {
       if (has_found_room(size_bytes, is_first)) continue;
       // LMS was switched off meanwhile, and its limit lifted before.
@@ -193,7 +193,7 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
   balance_hook.store(hooks.balance);
   explain_hook.store(hooks.explain);
   if (entry.get() == &allocate_or_reclaim) return;
-  former.store(entry.get());
+  former_allocate.store(entry.get());
   if (!entry.set(&allocate_or_reclaim))
     throw std::runtime_error("torch's allocator can't be followed: its table of functions can't be written");
 }

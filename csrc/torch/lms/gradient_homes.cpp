@@ -16,7 +16,7 @@
 namespace ebbtide::lms {
 namespace {
 
-GradientHomes* only = nullptr;
+GradientHomes* only_homes = nullptr;
 
 // Bytes at an address that somebody else owns.
 at::Tensor bytes_at(void* address, size_t size_bytes, c10::Device device) {
@@ -42,9 +42,10 @@ GradientHomes& GradientHomes::instance() {
 }
 
 GradientHomes::GradientHomes() {
-  only = this;
+  only_homes = this;
   // A child never finds the lock held by a thread that it does not have.
-  ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); }, [] { only->mutex_.unlock(); });
+  ::pthread_atfork([] { only_homes->mutex_.lock(); }, [] { only_homes->mutex_.unlock(); },
+                   [] { only_homes->mutex_.unlock(); });
 }
 
 std::unique_ptr<GradientHomes::Home> GradientHomes::find_free(uint64_t owner, size_t size_bytes, c10::Stream stream) {
@@ -98,15 +99,15 @@ c10::DataPtr GradientHomes::lend(std::unique_ptr<Home> home, void* address, c10:
 
 void GradientHomes::give_back(void* home) {
   std::unique_ptr<Home> own(static_cast<Home*>(home));
-  const std::lock_guard lock(only->mutex_);
-  if (only->are_kept_ && own->generation == only->generation_ && only->owners_.contains(own->owner)) {
+  const std::lock_guard lock(only_homes->mutex_);
+  if (only_homes->are_kept_ && own->generation == only_homes->generation_ && only_homes->owners_.contains(own->owner)) {
     try {
-      only->free_[own->owner].swap(own);  // the latest one fits the next gradient, if any does
+      only_homes->free_[own->owner].swap(own);  // the latest one fits the next gradient, if any does
     } catch (const std::bad_alloc&) {
       // It goes back to torch.
     }
   }
-  if (own != nullptr) only->has_dropped_.store(true);
+  if (own != nullptr) only_homes->has_dropped_.store(true);
 }
 
 void GradientHomes::allow(bool are_kept) {

@@ -17,7 +17,7 @@
 namespace ebbtide::lms {
 namespace {
 
-Ledger* only = nullptr;
+Ledger* only_ledger = nullptr;
 
 }  // namespace
 
@@ -44,9 +44,10 @@ Ledger& Ledger::instance() {
 }
 
 Ledger::Ledger() {
-  only = this;
+  only_ledger = this;
   // A child may free its parent's graphs; it never finds the lock held by a thread that it does not have.
-  ::pthread_atfork([] { only->mutex_.lock(); }, [] { only->mutex_.unlock(); }, [] { only->become_child(); });
+  ::pthread_atfork([] { only_ledger->mutex_.lock(); }, [] { only_ledger->mutex_.unlock(); },
+                   [] { only_ledger->become_child(); });
 }
 
 void Ledger::become_child() noexcept {

@@ -8,8 +8,8 @@
 namespace ebbtide::lms {
 namespace {
 
-constexpr const char* kTags[] = {"lms.optimizer"};  // python/ebbtide/lms/optimizer_states.py
-constexpr TagMemory memory(kTags);
+constexpr const char* kStateTags[] = {"lms.optimizer"};  // python/ebbtide/lms/optimizer_states.py
+constexpr TagMemory state_memory(kStateTags);
 
 }  // namespace
 
@@ -18,7 +18,7 @@ OptimizerStates& OptimizerStates::instance() {
   return states;
 }
 
-OptimizerStates::OptimizerStates() : gate_(memory, "optimizer states") {}
+OptimizerStates::OptimizerStates() : gate_(state_memory, "optimizer states") {}
 
 MoveGate::Turn OptimizerStates::take_turn() {
   return {gate_, [this] { return steps_.size() == steps_.count(std::this_thread::get_id()); }};
@@ -54,7 +54,7 @@ uint64_t OptimizerStates::make_room(uint64_t wanted_bytes) noexcept {
   uint64_t freed_bytes = 0;
   // Memory leaves by whole handles, so more than is wanted may have to go.
   for (uint64_t most_bytes = wanted_bytes; freed_bytes < wanted_bytes;) {
-    const TagMemory::Amounts info = memory.query();
+    const TagMemory::Amounts info = state_memory.query();
     if (info.resident_bytes <= info.host_bytes) break;
     const Moved moved = demote(most_bytes);
     freed_bytes += moved.bytes;
@@ -74,7 +74,7 @@ uint64_t OptimizerStates::send_away(uint64_t most_bytes) noexcept {
 uint64_t OptimizerStates::bring_back(uint64_t most_bytes) noexcept {
   const MoveGate::Turn turn = take_turn();
   if (!turn) return 0;
-  const Moved moved = memory.promote(most_bytes, /*keeps_host=*/false);
+  const Moved moved = state_memory.promote(most_bytes, /*keeps_host=*/false);
   const Lock lock = gate_.lock();
   gate_.note(lock, moved);
   statistics_.loaded_bytes += moved.bytes;
@@ -82,14 +82,14 @@ uint64_t OptimizerStates::bring_back(uint64_t most_bytes) noexcept {
 }
 
 Moved OptimizerStates::demote(uint64_t most_bytes) noexcept {
-  Moved moved = memory.demote(most_bytes);
+  Moved moved = state_memory.demote(most_bytes);
   const Lock lock = gate_.lock();
   gate_.note(lock, moved);
   statistics_.evicted_bytes += moved.bytes;
   return moved;
 }
 
-uint64_t OptimizerStates::host_bytes() { return memory.query().host_bytes; }
+uint64_t OptimizerStates::host_bytes() { return state_memory.query().host_bytes; }
 
 void OptimizerStates::count_slow_read() {
   const Lock lock = gate_.lock();

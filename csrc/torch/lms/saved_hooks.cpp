@@ -26,7 +26,7 @@ using Hooks = torch::autograd::SavedVariableHooks;
 using MadeHooks = std::unique_ptr<Hooks>;
 using Entry = VirtualEntry<Engine, MadeHooks>;
 
-std::atomic<Entry::Function> former{nullptr};
+std::atomic<Entry::Function> former_hooks{nullptr};
 std::atomic<PyObject*> unpack_function{nullptr};
 
 // With a limit of 0, everything that can leaves at once.
@@ -71,7 +71,7 @@ bool must_keep_out() {
 }
 
 MadeHooks make_hooks(Engine* engine) {
-  if (!rules().is_on.load(std::memory_order_relaxed) || must_keep_out()) return former.load()(engine);
+  if (!rules().is_on.load(std::memory_order_relaxed) || must_keep_out()) return former_hooks.load()(engine);
   return std::make_unique<SavedHooks>();
 }
 
@@ -86,11 +86,11 @@ std::optional<Packed> packed_of(const torch::autograd::SavedVariable& saved) {
 bool follow_saved_tensors(PyObject* unpack) {
   const Entry entry(&Engine::get_default_engine(), &Engine::get_default_saved_variable_hooks);
   if (!entry.is_virtual()) return false;
-  if (former.load() != nullptr) return true;  // whoever has replaced it since calls ours
+  if (former_hooks.load() != nullptr) return true;  // whoever has replaced it since calls ours
   unpack_function.store(unpack);
-  former.store(entry.get());
+  former_hooks.store(entry.get());
   const bool is_set = entry.set(&make_hooks);
-  if (!is_set) former.store(nullptr);
+  if (!is_set) former_hooks.store(nullptr);
   return is_set;
 }
 

@@ -21,14 +21,14 @@
 namespace ebbtide::lms {
 namespace {
 
-constexpr const char* kTags[] = {"lms.weights", "lms.gradients"};  // python/ebbtide/lms/weights.py
-constexpr TagMemory memory(kTags);
-constexpr const char* kOfWeights[] = {kTags[0]};
+constexpr const char* kWeightTags[] = {"lms.weights", "lms.gradients"};  // python/ebbtide/lms/weights.py
+constexpr TagMemory weight_memory(kWeightTags);
+constexpr const char* kOfWeights[] = {kWeightTags[0]};
 constexpr TagMemory without_gradients(kOfWeights);
 
 bool find(const void* address, ebbtide_allocation_info* info) {
   bool is_found = false;
-  return ebbtide_find(address, &is_found, info, nullptr) == EBBTIDE_OK && is_found && memory.has(info->tag);
+  return ebbtide_find(address, &is_found, info, nullptr) == EBBTIDE_OK && is_found && weight_memory.has(info->tag);
 }
 
 bool contains(const std::vector<ebbtide_allocation_info>& units, uint64_t sequence) {
@@ -68,7 +68,7 @@ Weights& Weights::instance() {
   return weights;
 }
 
-Weights::Weights() : gate_(memory, "weights") {}
+Weights::Weights() : gate_(weight_memory, "weights") {}
 
 MoveGate::Turn Weights::take_turn() {
   return {gate_, [this] { return !has_other_users() && !at::in_parallel_region(); }};
@@ -225,7 +225,7 @@ void Weights::bring(const Units& units) {
     if (missing_bytes() > 0 && Ledger::instance().evict(missing_bytes(), device_of(device)) > 0)
       side.release_cached(device_of(device));
     if (const MoveGate::Turn turn = take_turn(); turn && missing_bytes() < wanted)
-      note(memory.promote(addresses, /*keeps_host=*/true), statistics_.loaded_bytes);
+      note(weight_memory.promote(addresses, /*keeps_host=*/true), statistics_.loaded_bytes);
   }
   const auto has_stayed = [](const ebbtide_allocation_info& unit) { return is_on_host(address_of(unit)); };
   const bool is_slow = std::any_of(units.begin(), units.end(), has_stayed);
@@ -235,7 +235,7 @@ void Weights::bring(const Units& units) {
 
 // The caller has the turn. spared: units that stay, beside those of open uses; null: the latter may leave, too.
 uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spared) {
-  Units candidates = memory.allocations();
+  Units candidates = weight_memory.allocations();
   std::vector<policy::Evictable> numbers;
   {
     const Lock lock = gate_.lock();
@@ -254,7 +254,7 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
   for (const size_t index : policy::choose_evictions(numbers, wanted_bytes))
     leaving.push_back(address_of(candidates[index]));
   if (leaving.empty()) return 0;
-  const Moved moved = memory.demote(leaving);
+  const Moved moved = weight_memory.demote(leaving);
   note(moved, statistics_.evicted_bytes);
   return moved.bytes;
 }
@@ -282,7 +282,7 @@ uint64_t Weights::send_gradient_away(const void* address) noexcept {
   if (!turn) return 0;
   Moved moved;
   try {
-    moved = memory.demote({address});
+    moved = weight_memory.demote({address});
   } catch (const std::bad_alloc&) {
     return 0;
   }
@@ -293,7 +293,7 @@ uint64_t Weights::send_gradient_away(const void* address) noexcept {
 uint64_t Weights::bring_back(uint64_t most_bytes, bool with_gradients) noexcept {
   const MoveGate::Turn turn = take_turn();
   if (!turn) return 0;
-  const TagMemory& which = with_gradients ? memory : without_gradients;
+  const TagMemory& which = with_gradients ? weight_memory : without_gradients;
   const Moved moved = which.promote(most_bytes, /*keeps_host=*/true);
   note(moved, statistics_.loaded_bytes);
   return moved.bytes;
@@ -305,7 +305,7 @@ void Weights::note(const Moved& moved, uint64_t& counter) noexcept {
   counter += moved.bytes;
 }
 
-uint64_t Weights::host_bytes() { return memory.query().host_bytes; }
+uint64_t Weights::host_bytes() { return weight_memory.query().host_bytes; }
 
 uint64_t Weights::weights_host_bytes() { return without_gradients.query().host_bytes; }
 

@@ -223,9 +223,10 @@ def _build(recipe: Recipe, library: Path, compiler: list[str]) -> None:
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as scratch:
-        objects = [Path(scratch) / f"{number}.o" for number in range(len(recipe.sources()))]
-        lines = [compile_line(recipe, compiler, *each) for each in zip(recipe.sources(), objects, strict=True)]
-        with ThreadPoolExecutor(_job_count()) as pool:
+        batches = _batches(recipe, Path(scratch))
+        objects = [batch.with_suffix(".o") for batch in batches]
+        lines = [compile_line(recipe, compiler, *each) for each in zip(batches, objects, strict=True)]
+        with ThreadPoolExecutor(len(batches)) as pool:
             try:
                 for result in pool.map(_run, lines):
                     _check(recipe, result, library.parent / "build.log")
@@ -236,9 +237,21 @@ def _build(recipe: Recipe, library: Path, compiler: list[str]) -> None:
         output.rename(library)
 
 
-def _job_count() -> int:
+def _batches(recipe: Recipe, folder: Path) -> list[Path]:
+    """Files that include the sources, one for each compiler that runs: torch's headers take most of the time."""
+    sources = recipe.sources()
+    count = compiler_count(recipe)
+    batches = [folder / f"{number}.cpp" for number in range(count)]
+    for number, batch in enumerate(batches):
+        batch.write_text("".join(f'#include "{source}"\n' for source in sources[number::count]))
+    return batches
+
+
+def compiler_count(recipe: Recipe) -> int:
+    """How many compilers run at once."""
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)), free_bytes // COMPILER_BYTES))
+    most = min(MOST_COMPILERS, len(recipe.sources()), len(os.sched_getaffinity(0)), free_bytes // COMPILER_BYTES)
+    return max(1, most)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
