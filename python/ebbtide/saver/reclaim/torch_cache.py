@@ -13,6 +13,7 @@ _T = TypeVar("_T")
 
 _FIRST_WAIT_SECONDS = 0.01
 _LONGEST_WAIT_SECONDS = 0.25
+_FIRST_ROOM_SECONDS = 0.1
 
 # Others that can make room for a claim that failed with this error, once the caches have gone; each says whether it
 # tried.
@@ -47,8 +48,9 @@ def give_back() -> bool:
 def claim_with_retries(
     claim: Callable[[], _T], seconds: float = 0.0, make_room: Callable[[], bool] = lambda: False
 ) -> _T:
-    """Calls `claim`, and again until `seconds` have passed. After the first failure and before the last try, everything
-    that is cached is given back, and `makers_of_room` are called.
+    """Calls `claim`, and again until `seconds` have passed. After the first failure, whenever the time since then has
+    doubled, and before the last try, everything that is cached is given back, and `makers_of_room` are called: what
+    another thread frees meanwhile may lie in a cache, and giving back costs that thread time.
 
     Args:
         make_room: makes the claim smaller, and says whether it did; called where one fails.
@@ -56,17 +58,22 @@ def claim_with_retries(
     Raises:
         OutOfMemoryError: from the last try.
     """
-    deadline = time.monotonic() + seconds
+    begin = time.monotonic()
     wait = _FIRST_WAIT_SECONDS
     try:
         return _claim_or_make_room(claim, make_room)
     except OutOfMemoryError:
         if seconds <= 0:
             raise
+    next_room = _FIRST_ROOM_SECONDS
     while True:
-        left = deadline - time.monotonic()
+        passed = time.monotonic() - begin
+        left = seconds - passed
         try:
-            return claim() if left > 0 else _claim_or_make_room(claim, make_room)
+            if left > 0 and passed < next_room:
+                return claim()
+            next_room = 2 * passed
+            return _claim_or_make_room(claim, make_room)
         except OutOfMemoryError as error:
             if left <= 0:
                 error.args = (f"{error} (tried for {seconds:g} s)",)
