@@ -225,6 +225,57 @@ TEST(StepChoice, ADemandThatPeaksInBackwardIsNotRecomputedInVain) {
   EXPECT_LE(choice.recomputed.size(), 3u) << "those whose backward comes then";
 }
 
+// The step with so many bytes of optimizer states in its demand.
+StepRecord with_states(StepRecord record, uint64_t state_bytes) {
+  for (StepEvent& event : record.events) event.demand_bytes += state_bytes;
+  return record;
+}
+
+TEST(StepChoice, StatesLeaveOnlyWhereThatIsFaster) {
+  const uint64_t state_bytes = 4'000'000'000;
+  for (const StepRecord& activations : models()) {
+    const StepRecord record = with_states(activations, state_bytes);
+    for (const uint64_t percent : {85, 70, 50}) {
+      for (const double steps_per_update : {1.0, 8.0}) {
+        SCOPED_TRACE(testing::Message() << peak_bytes(record) << " at " << percent << " %, " << steps_per_update);
+        StepLimits limits = limits_at(record, percent);
+        limits.state_bytes = state_bytes;
+        limits.steps_per_update = steps_per_update;
+        const StepChoice choice = choose(record, limits);
+        EXPECT_EQ(choice.plan.excess_bytes, 0u);
+        EXPECT_LE(choice.state_bytes, state_bytes);
+        EXPECT_DOUBLE_EQ(choice.state_seconds,
+                         static_cast<double>(choice.state_bytes) / limits.out_bytes_per_second / steps_per_update);
+        for (uint64_t part = 0; part <= 4; ++part) {
+          const uint64_t away_bytes = state_bytes / 4 * part;
+          const StepChoice other = choose(record, at_limit(limits.limit_bytes + away_bytes));
+          if (other.plan.excess_bytes > 0) continue;
+          const double seconds = static_cast<double>(away_bytes) / limits.out_bytes_per_second / steps_per_update;
+          EXPECT_LE(choice.seconds, other.seconds + seconds + 1e-9) << part;
+        }
+      }
+    }
+  }
+  // Of a narrow Transformer blocks are recomputed instead.
+  const StepRecord narrow = with_states(transformer_step(1280, 12 * 1024), state_bytes);
+  StepLimits limits = limits_at(narrow, 85);
+  limits.state_bytes = state_bytes;
+  EXPECT_EQ(choose(narrow, limits).state_bytes, 0u);
+}
+
+TEST(StepChoice, StatesLeaveWhereNothingElseMakesRoom) {
+  const uint64_t state_bytes = 4'000'000'000;
+  const StepRecord record = with_states(transformer_step(1280, 4096, 2), state_bytes);
+  StepLimits limits = at_limit(peak_bytes(record) - state_bytes);
+  limits.state_bytes = state_bytes;
+  const StepChoice choice = choose(record, limits);
+  EXPECT_GE(choice.state_bytes, state_bytes / 2);
+  EXPECT_EQ(choice.plan.excess_bytes, 0u);
+  // As far as they can.
+  limits.limit_bytes /= 2;
+  EXPECT_EQ(choose(record, limits).state_bytes, state_bytes);
+}
+
 TEST(StepChoice, AThousandBlocksTakeLessThanTheirStep) {
   const StepRecord record = transformer_step(1280, 1024, 1000);
   const auto begin = std::chrono::steady_clock::now();

@@ -100,6 +100,38 @@ TEST(StepLearning, ALargeGrowthAsksForAnotherChoice) {
   EXPECT_LE(replay(last.happened, last.done).seconds, 1.05 * direct);
 }
 
+// Such as the states that the first step of an optimizer makes.
+TEST(StepLearning, WhatTheFirstStepMadeIsInThePlanForTheSecondOne) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  const auto made_bytes = static_cast<int64_t>(part_of_peak(record, 30));
+  StepRules rules = mixed(record, 85);
+  CheckedFollower checked;
+  rules.demand_bytes = record.events.front().demand_bytes + static_cast<uint64_t>(made_bytes);
+  play(checked, record, rules);
+  const StepRecord later = with_base(record, made_bytes);
+  EXPECT_EQ(play(checked, later, rules).missing_bytes, 0u);
+}
+
+TEST(StepLearning, StatesThatPlansHaveOnTheHostAreRoom) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  StepRules rules = copies_only(record, 70);
+  rules.limits.state_bytes = part_of_peak(record, 64);
+  rules.limits.steps_per_update = 1e6;  // they cost nothing
+  CheckedFollower checked;
+  play(checked, record, rules);
+  EXPECT_GE(checked.follower.state_bytes(), part_of_peak(record, 30) - 1);
+  EXPECT_EQ(checked.follower.latest_choice()->plan.departures.size(), 0u);
+  checked.follower.forget_state_bytes();
+  EXPECT_EQ(checked.follower.state_bytes(), 0u);
+  play(checked, record, rules);
+  EXPECT_GE(checked.follower.state_bytes(), part_of_peak(record, 30) - 1) << "a step that followed the plan";
+  // Another amount asks for another choice.
+  rules.limits.state_bytes = 0;
+  play(checked, record, rules);
+  EXPECT_EQ(checked.follower.state_bytes(), 0u);
+  EXPECT_GT(checked.follower.latest_choice()->plan.departures.size(), 0u);
+}
+
 // --- Margins ---
 
 TEST(StepLearning, MarginsAreLearnedAtOnceAndFallSeldom) {
@@ -122,6 +154,18 @@ TEST(StepLearning, MarginsAreLearnedAtOnceAndFallSeldom) {
   for (int step = 0; step < 100'000; ++step) changes += margins.note({}) ? 1 : 0;
   EXPECT_TRUE(margins.by_event().empty());
   EXPECT_LT(changes, 60u);
+}
+
+// It was short of the lower limit, and no pieces were the cause.
+TEST(StepLearning, ALimitThatFallsInAStepIsNoMargin) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  CheckedFollower checked;
+  const StepRules high = copies_only(record, 1000);
+  for (int step = 0; step < 3; ++step) play(checked, record, high);
+  StepRules low = copies_only(record, 70);
+  low.least_limit_bytes = low.limits.limit_bytes;
+  play(checked, record, low);  // its plan was made for the higher one
+  EXPECT_LE(checked.follower.margin_bytes(), part_of_peak(record, 5));
 }
 
 TEST(StepLearning, AMarginSufficesInTheNextStep) {

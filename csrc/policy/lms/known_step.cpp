@@ -58,11 +58,18 @@ void LearnedMargins::move(const MatchedEvents& moved) {
   by_event_ = std::move(found);
 }
 
-KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::move(record)) { choose(rules); }
+// What the program has made in the step, and after it, and keeps, such as optimizer states, is part of the demand from
+// now on.
+KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::move(record)) {
+  const uint64_t before_bytes = whole_.events.empty() ? 0 : whole_.events.front().demand_bytes;
+  const uint64_t grown_bytes = rules.demand_bytes - std::min(rules.demand_bytes, before_bytes);
+  for (StepEvent& event : whole_.events) event.demand_bytes += std::min(grown_bytes, kMostDemandBytes);
+  choose(rules);
+}
 
 void KnownStep::choose(const StepRules& rules) {
   rules_ = rules;
-  limit_bytes_ = rules.limits.limit_bytes;
+  limits_ = rules.limits;
   const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
   choices_.clear();
   for (StepChoice& choice : choose_steps(whole_, margins_.by_event(), rules.limits, blocks))
@@ -80,9 +87,12 @@ uint32_t KnownStep::distance(const RecordedStorage& first) const {
 
 // Whether another choice may be better now.
 bool KnownStep::has_changed(const StepRules& rules) const {
-  const uint64_t before = rules_.limits.limit_bytes, now = rules.limits.limit_bytes;
-  const uint64_t difference = std::max(before, now) - std::min(before, now);
-  if (difference > before / kOtherLimitPart || rules.may_recompute != rules_.may_recompute) return true;
+  const StepLimits &before = rules_.limits, &now = rules.limits;
+  const auto is_other = [&](uint64_t one, uint64_t other) {
+    return std::max(one, other) - std::min(one, other) > before.limit_bytes / kOtherLimitPart;
+  };
+  if (is_other(before.limit_bytes, now.limit_bytes) || is_other(before.state_bytes, now.state_bytes)) return true;
+  if (rules.may_recompute != rules_.may_recompute) return true;
   const std::vector<Block>& recomputed = current().choice().recomputed;
   const auto is_forbidden = [&](const Block& block) {
     return rules.forbidden.contains(whole_.calls[block.call].module);
@@ -108,7 +118,9 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   bool have_margins_changed = false, must_choose = has_changed(rules);
   if (is_lesson) {
     tried.note(step, matched, rules.is_timed ? duration(step) : 0);
-    have_margins_changed = margins_.note(tried.needed_margins(matched, shortages, limit_bytes_));
+    StepLimits held = limits_;  // the limit may have been lower in the step
+    held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
+    have_margins_changed = margins_.note(tried.needed_margins(matched, shortages, held));
     // A choice that knew of no margins may not be the best one with them.
     const bool was_short = have_margins_changed && !shortages.empty() && shortages_left_ > 0;
     if (was_short) --shortages_left_;
@@ -120,12 +132,10 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   }
   const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle(0));
   TriedChoice& next = choices_[current_];
-  const bool has_other_limit = limit_bytes_ != rules.limits.limit_bytes;
-  limit_bytes_ = rules.limits.limit_bytes;
-  StepLimits limits = rules_.limits;
-  limits.limit_bytes = limit_bytes_;
-  if (!has_other_limit && !have_margins_changed && !next.is_outdated(margins_.by_event(), limits)) return is_new;
-  next.plan_again(margins_.by_event(), limits);
+  const bool has_other_limit = limits_.limit_bytes != rules.limits.limit_bytes;
+  limits_.limit_bytes = rules.limits.limit_bytes;
+  if (!has_other_limit && !have_margins_changed && !next.is_outdated(margins_.by_event(), limits_)) return is_new;
+  next.plan_again(margins_.by_event(), limits_);
   return true;
 }
 

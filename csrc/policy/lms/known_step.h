@@ -19,6 +19,8 @@ struct StepRules {
   bool may_recompute = true;
   bool is_timed = true;        // the times of the step that ends are those of the device
   bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
+  uint64_t demand_bytes = 0;   // now, after the step and before the next one
+  uint64_t least_limit_bytes = UINT64_MAX;  // when memory was short in the step
 };
 
 // The bytes that have to be away beyond the demand, because memory was short in spite of the plan. They fall again
@@ -62,7 +64,7 @@ class KnownStep {
 
   StepRecord whole_;          // of a step that recomputed nothing
   StepRules rules_;           // of the choices
-  uint64_t limit_bytes_ = 0;  // of the plans: others that differ by little change only them
+  StepLimits limits_;  // of the plans: other sizes that differ by little change only them
   LearnedMargins margins_;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;

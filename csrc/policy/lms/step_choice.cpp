@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kAlike = 1.2;      // forecasts that may be in the wrong order
 constexpr size_t kMostCounts = 24;  // of blocks that are tried in each order
+constexpr uint64_t kStateParts = 4;  // optimizer states leave in so many
 
 // By the bytes that a second of recomputing saves, in steps of a fifth: blocks of one kind are equal.
 int worth(const Block& block) {
@@ -47,14 +48,32 @@ class Chooser {
       : record_(record), margins_(margins), limits_(limits), blocks_(blocks) {}
 
   std::vector<StepChoice> choose() {
-    try_blocks({});
-    if (!none_ || fits(*none_)) return results();
-    for (const Order order : {Order::kFirst, Order::kLast, Order::kSpread}) try_counts(in_order(blocks_, order));
+    const double plain_seconds = record_.events.empty() ? 0 : record_.events.back().seconds;
+    const uint64_t parts = limits_.state_bytes > 0 ? kStateParts : 0;
+    for (uint64_t part = 0; part <= parts; ++part) {
+      state_bytes_ = part == parts ? limits_.state_bytes : limits_.state_bytes / parts * part;
+      if (part > 0 && is_lost(plain_seconds + state_seconds())) break;
+      if (try_blocks({}) && fits(*none_)) break;
+      for (const Order order : {Order::kFirst, Order::kLast, Order::kSpread}) try_counts(in_order(blocks_, order));
+    }
     return results();
   }
 
  private:
   bool fits(const StepChoice& choice) const { return choice.plan.departures.empty() && choice.plan.excess_bytes == 0; }
+
+  // Whether a choice of so many seconds can't be the best one.
+  bool is_lost(double seconds) const {
+    const auto beats = [&](const std::optional<StepChoice>& best) {
+      return best && excess(*best) == 0 && best->seconds <= seconds;
+    };
+    return beats(none_) || beats(some_) || beats(all_);
+  }
+
+  double state_seconds() const {
+    const double rate = std::min(limits_.out_bytes_per_second, limits_.in_bytes_per_second);
+    return state_bytes_ == 0 ? 0 : copy_seconds(state_bytes_, rate) / std::max(limits_.steps_per_update, 1.0);
+  }
 
   // The best number of blocks is likely between two that were tried: it is looked for there in ever smaller steps.
   void try_counts(const std::vector<uint32_t>& order) {
@@ -81,8 +100,10 @@ class Chooser {
     std::sort(taken.begin(), taken.end(), [](const Block& left, const Block& right) { return left.call < right.call; });
     StepChoice choice;
     choice.record = taken.empty() ? record_ : with_recomputation(record_, taken);
-    choice.plan = plan_with(choice.record, margins_, limits_);
-    choice.seconds = forecast_seconds(choice.record, choice.plan, limits_);
+    choice.state_bytes = state_bytes_;
+    choice.state_seconds = state_seconds();
+    choice.plan = plan_with(choice.record, margins_, with_states_away(limits_, state_bytes_));
+    choice.seconds = forecast_seconds(choice.record, choice.plan, limits_) + choice.state_seconds;
     for (const Departure& departure : choice.plan.departures)
       choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
     choice.recomputed = std::move(taken);
@@ -119,6 +140,7 @@ class Chooser {
   const Margins& margins_;
   const StepLimits& limits_;
   const std::vector<Block>& blocks_;
+  uint64_t state_bytes_ = 0;  // of optimizer states, on the host in what is tried
   std::optional<StepChoice> none_, some_, all_;  // the best that recompute none of the blocks, some, all
 };
 
@@ -158,6 +180,11 @@ StepRecord with_margins(StepRecord record, const Margins& margins) {
     record.events[event].demand_bytes += most_bytes;
   }
   return record;
+}
+
+StepLimits with_states_away(StepLimits limits, uint64_t state_bytes) {
+  limits.limit_bytes = std::min(limits.limit_bytes, kMostDemandBytes) + std::min(state_bytes, kMostDemandBytes);
+  return limits;
 }
 
 StepPlan plan_with(StepRecord record, const Margins& margins, const StepLimits& limits) {

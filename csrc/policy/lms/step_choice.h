@@ -23,15 +23,20 @@ StepPlan plan_with(StepRecord record, const Margins& margins, const StepLimits& 
 
 struct StepChoice {
   std::vector<Block> recomputed;
-  StepRecord record;         // of a step that recomputes them
-  StepPlan plan;             // for that
-  double seconds = 0;        // forecast, of the step
-  uint64_t moved_bytes = 0;  // to the host
+  StepRecord record;           // of a step that recomputes them
+  StepPlan plan;               // for that, and for the limit with state_bytes
+  uint64_t state_bytes = 0;    // of optimizer states that lie on the host
+  double state_seconds = 0;    // that they cost
+  double seconds = 0;          // forecast, of the step, with those
+  uint64_t moved_bytes = 0;    // to the host, of what the step saves
 };
 
 // How long the step takes under the plan: the device computes, and copies run in both directions beside it. It waits
 // for copies out whose memory is given up, and for loads that are wanted.
 double forecast_seconds(const StepRecord& record, const StepPlan& plan, const StepLimits& limits);
+
+// The limits where so many bytes of optimizer states lie on the host.
+StepLimits with_states_away(StepLimits limits, uint64_t state_bytes);
 
 // The best choice first, then others that may turn out to be better: those of other kinds (no block, some blocks, all
 // of them) whose forecast is within 1.2 of the best. Choices that exceed the limit by less come before faster ones.

@@ -7,6 +7,7 @@ namespace ebbtide::policy {
 namespace {
 
 constexpr size_t kMostKnownSteps = 4;
+constexpr uint64_t kLateSteps = 16;
 // Where no more of them find room, a step is taken for another one if its first storage is no more than twice, or half,
 // as large.
 constexpr uint32_t kAlikeDistance = 4;
@@ -138,13 +139,16 @@ void StepFollower::set_times(const std::vector<std::pair<uint32_t, double>>& sec
 void StepFollower::end_step(const StepRules& rules) {
   clear_actions();
   if (is_recorded_ && !record_.storages.empty()) {
-    const auto is_it = [known = known_like_this()](const KnownStep& each) { return &each == known; };
+    const auto is_it = [like = known_like_this()](const Known& each) { return &each.step == like; };
     if (const auto known = std::find_if(known_.begin(), known_.end(), is_it); known != known_.end()) {
-      if (followed_ == &*known) plans_made_ += known->note(std::move(record_), matched_, shortages_, rules) ? 1 : 0;
+      if (followed_ == &known->step) {
+        plans_made_ += known->step.note(std::move(record_), matched_, shortages_, rules) ? 1 : 0;
+        known->ended = step_;
+      }
       known_.splice(known_.begin(), known_, known);
     } else {
       if (known_.size() == kMostKnownSteps) known_.pop_back();
-      known_.emplace_front(std::move(record_), rules);
+      known_.push_front({KnownStep(std::move(record_), rules), step_});
       ++plans_made_;
     }
   }
@@ -181,6 +185,14 @@ void StepFollower::abandon_step() {
   shortages_.clear();
 }
 
+uint64_t StepFollower::state_bytes() const {
+  uint64_t most = 0;
+  for (const auto& [known, ended] : known_)
+    if (ended >= states_known_from_ && ended + kLateSteps > step_)
+      most = std::max(most, known.current().choice().state_bytes);
+  return most;
+}
+
 bool StepFollower::has_plan_for(uint64_t storage) const {
   return is_of_this_step(storage) && storages_[storage - first_storage_].planned != kNone;
 }
@@ -194,7 +206,7 @@ void StepFollower::clear_actions() {
 // The known step that is the most like one that opens so: with the least distance below most_distance.
 KnownStep* StepFollower::nearest(const RecordedStorage& first, uint32_t most_distance) {
   KnownStep* best = nullptr;
-  for (KnownStep& known : known_) {
+  for (auto& [known, ended] : known_) {
     const uint32_t distance = known.distance(first);
     if (distance >= most_distance) continue;
     best = &known;
@@ -220,8 +232,9 @@ bool StepFollower::note(StepEventKind kind, uint32_t index, uint64_t demand_byte
 void StepFollower::reach(StepEventKind kind, uint64_t key, uint32_t occurrence) {
   const uint64_t name = anchor(kind, key, occurrence);
   if (followed_ == nullptr && record_.storages.empty()) {
-    const auto begins_so = [&](const KnownStep& known) { return known.current().event_of(name) != kNone; };
-    if (const auto found = std::find_if(known_.begin(), known_.end(), begins_so); found != known_.end()) follow(*found);
+    const auto begins_so = [&](const Known& known) { return known.step.current().event_of(name) != kNone; };
+    if (const auto found = std::find_if(known_.begin(), known_.end(), begins_so); found != known_.end())
+      follow(found->step);
   }
   if (followed_ == nullptr) return;
   const uint32_t event = followed_->current().event_of(name);

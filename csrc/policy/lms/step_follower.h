@@ -81,8 +81,12 @@ class StepFollower {
   }
   bool has_saved() const { return !record_.storages.empty(); }
   // Of the step that ended last; null before the first one.
-  const StepChoice* latest_choice() const { return known_.empty() ? nullptr : &known_.front().current().choice(); }
-  uint64_t margin_bytes() const { return known_.empty() ? 0 : known_.front().margin_bytes(); }
+  const StepChoice* latest_choice() const { return known_.empty() ? nullptr : &known_.front().step.current().choice(); }
+  // Of the optimizer states, what the choices for the steps of late have on the host.
+  uint64_t state_bytes() const;
+  // Steps count as such only if they end from now on: states lie elsewhere, or there is another limit.
+  void forget_state_bytes() { states_known_from_ = step_; }
+  uint64_t margin_bytes() const { return known_.empty() ? 0 : known_.front().step.margin_bytes(); }
   bool has_plan_for(uint64_t storage) const;
   uint64_t plans_made() const { return plans_made_; }
 
@@ -117,9 +121,15 @@ class StepFollower {
     return storage >= first_storage_ && storage - first_storage_ < storages_.size();
   }
 
-  std::list<KnownStep> known_;  // the latest first
+  struct Known {
+    KnownStep step;
+    uint64_t ended = 0;  // the latest one that followed it
+  };
+
+  std::list<Known> known_;  // the latest first
   KnownStep* followed_ = nullptr;
   uint64_t plans_made_ = 0;
+  uint64_t states_known_from_ = 0;  // the first step
   StepActions actions_;
   // This step.
   uint64_t step_ = 0;

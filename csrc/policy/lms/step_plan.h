@@ -25,6 +25,10 @@ struct StepLimits {
   uint64_t limit_bytes = 0;         // device memory that may be in use
   double out_bytes_per_second = 0;  // of copies to the host
   double in_bytes_per_second = 0;   // of loads; both links work at once
+  // Optimizer states that may lie on the host during the step. They leave as much more of the limit, and cross both
+  // links in each step of the optimizer, once in so many steps.
+  uint64_t state_bytes = 0;
+  double steps_per_update = 1;
 };
 
 // Endless at a rate that makes no sense.

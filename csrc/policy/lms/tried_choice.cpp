@@ -130,7 +130,8 @@ void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matc
 
 // What was away in the end was enough.
 Margins TriedChoice::needed_margins(const MatchedEvents& matched, const Shortages& shortages,
-                                    uint64_t limit_bytes) const {
+                                    const StepLimits& limits) const {
+  const uint64_t limit_bytes = with_states_away(limits, choice_.state_bytes).limit_bytes;
   Margins needed;
   if (shortages.empty()) return needed;
   const std::vector<uint64_t> demands = corrected_demands();
@@ -141,7 +142,7 @@ Margins TriedChoice::needed_margins(const MatchedEvents& matched, const Shortage
     const uint32_t planned_at = std::prev(after)->first;
     // A demand for which nobody had planned explains it: the next plan is for that.
     if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limit_bytes / kLittlePart) continue;
-    const uint64_t wanted = std::min(limit_bytes, kMostDemandBytes) + bytes;
+    const uint64_t wanted = limit_bytes + bytes;
     uint64_t& most = needed[planned_at];
     most = std::max(most, wanted - std::min(wanted, demands[planned_at]));
   }
@@ -174,13 +175,14 @@ bool TriedChoice::is_outdated(const Margins& margins, const StepLimits& limits) 
   const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
   for (const uint64_t bytes : demands) now.events.push_back({.demand_bytes = bytes});
   now = with_margins(std::move(now), margins);
-  const uint64_t most_bytes = limits.limit_bytes + choice_.plan.excess_bytes;
+  const uint64_t limit_bytes = with_states_away(limits, choice_.state_bytes).limit_bytes;
+  const uint64_t most_bytes = limit_bytes + choice_.plan.excess_bytes;
   for (uint32_t event = 0; event < demands.size(); ++event)
     if (now.events[event].demand_bytes > most_bytes + away[event]) return true;
   const std::vector<uint64_t> planned = demands_of(choice_.record);
   const int64_t planned_peak = most_between(planned, 0, planned.size());
   const int64_t peak = most_between(demands, 0, demands.size());
-  const auto limit = static_cast<int64_t>(std::min(limits.limit_bytes, kMostDemandBytes));
+  const auto limit = static_cast<int64_t>(limit_bytes);
   return planned_peak > limit && peak + limit / static_cast<int64_t>(kUnusedPart) < planned_peak;
 }
 
@@ -193,7 +195,7 @@ uint64_t TriedChoice::growth_bytes() const {
 void TriedChoice::plan_again(const Margins& margins, const StepLimits& limits) {
   const std::vector<uint64_t> demands = corrected_demands();
   for (size_t event = 0; event < demands.size(); ++event) choice_.record.events[event].demand_bytes = demands[event];
-  choice_.plan = plan_with(choice_.record, margins, limits);
+  choice_.plan = plan_with(choice_.record, margins, with_states_away(limits, choice_.state_bytes));
 }
 
 StepRecord TriedChoice::with_demands(StepRecord step, const MatchedEvents& matched) const {

@@ -47,7 +47,8 @@ class TriedChoice {
   // A step has followed it: the demands of the last steps replace the expected ones, and sizes follow slowly.
   void note(const StepRecord& step, const MatchedEvents& matched, double seconds);
   // Of the events of the plan at which a step was short, the margins with which it would not have been.
-  Margins needed_margins(const MatchedEvents& matched, const Shortages& shortages, uint64_t limit_bytes) const;
+  Margins needed_margins(const MatchedEvents& matched, const Shortages& shortages,
+                         const StepLimits& limits) const;
   // Whether the demands of the last steps exceed the limit under this plan, or leave more of it than they need to.
   bool is_outdated(const Margins& margins, const StepLimits& limits) const;
   // By how much the most demand of the last steps exceeds that for which the choice was made.
@@ -59,8 +60,8 @@ class TriedChoice {
   // The record from which the choice was made, with the demands and the times of the steps that followed it.
   StepRecord with_growth(StepRecord whole) const;
   StepRecord with_times(StepRecord whole, const StepRecord& step, const MatchedEvents& matched) const;
-  // The shortest step that followed it; infinite before the first one.
-  double measured_seconds() const { return measured_seconds_; }
+  // The shortest step that followed it, with what the optimizer's step takes longer; infinite before the first one.
+  double measured_seconds() const { return measured_seconds_ + choice_.state_seconds; }
 
  private:
   // Measured less expected demand, of the last steps. Before these the record was right.

@@ -89,7 +89,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
     // A storage that was resized since is another one. Neither leaves then, since each refers to it.
     if (saved != nullptr && (saved->size_bytes_ != storage.nbytes() || saved->address_ != storage.data()))
       other = std::exchange(saved, nullptr);
-    Steps& steps = saved == nullptr ? steps_now(device) : steps_[device.index()];
+    Steps& steps = saved == nullptr ? steps_now(device, used_bytes) : steps_[device.index()];
     const policy::NewStorage named = name_storage(storage, steps, used_bytes);
     if (saved == nullptr) {
       saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
@@ -221,7 +221,7 @@ Ledger::Attempt Ledger::evict_among(Candidates which, uint64_t wanted_bytes, std
       attempt.has_failed = true;
       break;
     }
-    steps_[saved->device_.index()].follower.fell_short(statistics_.host_bytes);
+    note_shortage(saved->device_);
     attempt.freed_bytes += saved->size_bytes_;
   }
   attempt.ever_evicted_bytes = ever_evicted_bytes_;
@@ -278,7 +278,7 @@ Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept
       SavedStorage& saved = *choice.storages[*chosen];
       if (!send_away(lock, saved)) return Fit::kNone;
       ++statistics_.fits;
-      steps_[device.index()].follower.fell_short(statistics_.host_bytes);
+      note_shortage(device);
       return Fit::kMade;
     }
   } catch (const std::exception&) {

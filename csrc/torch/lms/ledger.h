@@ -124,6 +124,11 @@ class Ledger {
   void choose_again();
   // This step does more than others like it: its time counts for nothing.
   void disturb_step();
+  // A step of an optimizer begins.
+  void note_update();
+  // Of optimizer states, what plans have on the host; none without a plan.
+  std::optional<uint64_t> planned_state_bytes();
+  void forget_planned_states();
   // The modules that the latest step's choice recomputes.
   struct BlockReport {
     uint64_t module;
@@ -152,10 +157,12 @@ class Ledger {
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
     std::unordered_map<uint64_t, uint64_t> calls;          // of each module in this step
     std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
+    uint64_t least_limit_bytes = UINT64_MAX;               // when memory was short
     bool was_wanted = false;
     bool was_disturbed = false;
     bool is_choice_new = false;    // and no call was told of it
-    uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory
+    uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory, without states
+    uint64_t state_bytes = 0;      // of the latest plan: of optimizer states, wherever they lie
   };
   // What copies in one direction have done so far.
   struct Rate {
@@ -198,12 +205,12 @@ class Ledger {
   double now() const;
   void await_marks(c10::Device device);
   static bool has_ended(const Steps& steps);
-  Steps& steps_now(c10::Device device);  // after the end of the last step, if that is due
-  void end_step(c10::Device device, Steps& steps);
-  policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);
-  void renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes);
+  // After the end of the last step, if that is due.
+  Steps& steps_now(c10::Device device, uint64_t used_bytes);
+  void end_step(c10::Device device, Steps& steps, uint64_t used_bytes);
+  void note_elsewhere(c10::Device device, Steps& steps) const;
+  bool send_planned_states();
   static void set_times(Steps& steps);
-  void mark(c10::Device device, Steps& steps);
   void load_ahead(Steps& steps, const SavedStorage& saved);
   policy::StepRules rules_for(c10::Device device, const Steps& steps) const;
   static void note_due(Steps& steps);
@@ -213,6 +220,13 @@ class Ledger {
   void forget_in_step(SavedStorage& saved) noexcept;
   void perform(c10::Device device) noexcept;
 
+  void note_shortage(c10::Device device);
+
+  // ledger_calls.cpp
+  policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);
+  void renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes);
+  void mark(c10::Device device, Steps& steps);
+
   static thread_local bool is_prefetching_;  // in this thread an allocation is made ahead of need
   mutable std::mutex mutex_;
   std::condition_variable moved_;
@@ -220,6 +234,7 @@ class Ledger {
   std::map<uint64_t, std::weak_ptr<SavedStorage>> by_age_;                               // all, oldest first
   std::map<c10::DeviceIndex, Steps> steps_;
   Rate out_, in_;
+  uint64_t steps_since_update_ = 0, steps_per_update_ = 1;  // updates by optimizers
   std::unordered_set<uint64_t> forbidden_;  // modules that can't be recomputed
   bool may_recompute_ = false;
   double assumed_rate_ = 0;

@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "policy/lms/mix.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/gil.h"
 #include "torch/lms/ledger.h"
-#include "torch/lms/module_calls.h"
+#include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
 
 namespace ebbtide::lms {
@@ -25,8 +24,6 @@ constexpr int kLooks = 1024;
 // Of storages that no plan knows, so many at most come back ahead of need at once.
 constexpr size_t kMostAhead = 8;
 constexpr uint64_t kMostAheadBytes = uint64_t{512} << 20;
-// Of a step whose times are wanted.
-constexpr size_t kMostMarks = 8192;
 
 }  // namespace
 
@@ -51,9 +48,9 @@ bool Ledger::has_ended(const Steps& steps) {
   return steps.storages.empty() && (steps.was_wanted || steps.follower.has_saved());
 }
 
-Ledger::Steps& Ledger::steps_now(c10::Device device) {
+Ledger::Steps& Ledger::steps_now(c10::Device device, uint64_t used_bytes) {
   Steps& steps = steps_[device.index()];
-  if (has_ended(steps)) end_step(device, steps);
+  if (has_ended(steps)) end_step(device, steps, used_bytes);
   return steps;
 }
 
@@ -77,19 +74,16 @@ void Ledger::await_marks(c10::Device device) {
 
 // Everything that the step saved is gone. If nothing was wanted, it was a forward without backward, of which nothing is
 // learned.
-void Ledger::end_step(c10::Device device, Steps& steps) {
-  const DeviceSide& side = side_of(device);
-  const uint64_t limit_bytes = side.limit_bytes(device);
+void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
   if (steps.was_wanted) {
-    // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason
-    // for another plan.
-    const uint64_t elsewhere_bytes = side.elsewhere_bytes(device);
-    const bool is_little_more =
-        elsewhere_bytes >= steps.elsewhere_bytes && elsewhere_bytes - steps.elsewhere_bytes <= limit_bytes / 64;
-    if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
+    ++steps_since_update_;
+    note_elsewhere(device, steps);
     set_times(steps);
     const uint64_t plans_before = steps.follower.plans_made();
-    steps.follower.end_step(rules_for(device, steps));
+    policy::StepRules rules = rules_for(device, steps);
+    rules.demand_bytes = demand_bytes(used_bytes);
+    rules.least_limit_bytes = steps.least_limit_bytes;
+    steps.follower.end_step(rules);
     steps.is_choice_new = steps.follower.plans_made() != plans_before;
   } else {
     steps.follower.abandon_step();
@@ -99,6 +93,30 @@ void Ledger::end_step(c10::Device device, Steps& steps) {
   steps.calls.clear();
   steps.marks.clear();
   steps.was_wanted = steps.was_disturbed = false;
+  steps.least_limit_bytes = UINT64_MAX;
+}
+
+// Something has left on demand.
+void Ledger::note_shortage(c10::Device device) {
+  Steps& steps = steps_[device.index()];
+  steps.follower.fell_short(statistics_.host_bytes);
+  const uint64_t limit_bytes = side_of(device).limit_bytes(device) + steps.elsewhere_bytes;
+  steps.least_limit_bytes = std::min(steps.least_limit_bytes, limit_bytes);
+}
+
+// Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
+// another plan. Which optimizer states lie there is for the plan to say, where they are those of this device.
+void Ledger::note_elsewhere(c10::Device device, Steps& steps) const {
+  const DeviceSide& side = side_of(device);
+  uint64_t elsewhere_bytes = side.elsewhere_bytes(device);
+  steps.state_bytes = 0;
+  if (steps_.size() == 1) {
+    steps.state_bytes = OptimizerStates::total_bytes();
+    elsewhere_bytes -= std::min(elsewhere_bytes, OptimizerStates::host_bytes());
+  }
+  const bool is_little_more = elsewhere_bytes >= steps.elsewhere_bytes &&
+                              elsewhere_bytes - steps.elsewhere_bytes <= side.limit_bytes(device) / 64;
+  if (!is_little_more) steps.elsewhere_bytes = elsewhere_bytes;
 }
 
 // When the device came to the marked events: await_marks() has waited for it.
@@ -118,11 +136,36 @@ void Ledger::set_times(Steps& steps) {
 policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) const {
   const uint64_t limit_bytes = side_of(device).limit_bytes(device) + steps.elsewhere_bytes;
   const auto rate = [&](const Rate& shown) { return assumed_rate_ > 0 ? assumed_rate_ : shown.bytes_per_second(); };
-  return {.limits = {limit_bytes, rate(out_), rate(in_)},
+  return {.limits = {limit_bytes, rate(out_), rate(in_), steps.state_bytes, static_cast<double>(steps_per_update_)},
           .forbidden = forbidden_,
           .may_recompute = may_recompute_,
           .is_timed = steps.marks.size() > 1,
           .was_disturbed = steps.was_disturbed};
+}
+
+void Ledger::note_update() {
+  const Lock lock(mutex_);
+  if (steps_since_update_ > 0) steps_per_update_ = std::exchange(steps_since_update_, 0);
+}
+
+std::optional<uint64_t> Ledger::planned_state_bytes() {
+  const Lock lock(mutex_);
+  if (steps_.size() != 1 || steps_.begin()->second.follower.plans_made() == 0) return {};
+  return steps_.begin()->second.follower.state_bytes();
+}
+
+void Ledger::forget_planned_states() {
+  const Lock lock(mutex_);
+  for (auto& [device, steps] : steps_) steps.follower.forget_state_bytes();
+}
+
+// What the plan has on the host, and is not there yet. Returns whether any has left.
+bool Ledger::send_planned_states() {
+  const uint64_t planned_bytes = planned_state_bytes().value_or(0);
+  const uint64_t away_bytes = OptimizerStates::host_bytes();
+  if (planned_bytes <= away_bytes) return false;
+  const GilReleased without_gil;
+  return OptimizerStates::instance().send_away(planned_bytes - away_bytes) > 0;
 }
 
 void Ledger::assume_rate(double bytes_per_second) {
@@ -135,151 +178,6 @@ void Ledger::choose_again() {
   for (auto& [index, steps] : steps_)
     steps.follower.choose_again(rules_for(c10::Device(rules().device_type.load(), index), steps));
 }
-
-// --- calls of modules ---
-
-// The thread's calls have an index in this step. Those that began in an earlier one get one now.
-void Ledger::renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes) {
-  uint32_t parent = policy::kNone;
-  for (CallFrame& frame : open_calls()) {
-    if (frame.step != steps.follower.step() || frame.device != device) {
-      frame.step = steps.follower.step();
-      frame.device = device;
-      frame.key = policy::mix(policy::mix(frame.module) + steps.calls[frame.module]++);
-      frame.saves = frame.calls = 0;
-      frame.are_saved.assign(frame.inputs.size(), false);
-      frame.index =
-          steps.follower.entered(frame.key, frame.module, parent, frame.input_bytes, demand_bytes(used_bytes), now());
-      note_due(steps);
-    }
-    parent = frame.index;
-  }
-}
-
-uint32_t Ledger::enter_call() {
-  const c10::Device device = device_now();
-  const uint64_t used_bytes = side_of(device).used_bytes(device);  // not under the lock: torch's is taken before it
-  uint32_t told = kToldNothing;
-  await_marks(device);
-  {
-    const Lock lock(mutex_);
-    Steps& steps = steps_now(device);
-    auto& frames = open_calls();
-    if (frames.size() > 1) {
-      CallFrame& parent = frames[frames.size() - 2];
-      ++parent.calls;
-      parent.saves = 0;
-    }
-    renew_frames(device, steps, used_bytes);
-    mark(device, steps);
-    if (std::exchange(steps.is_choice_new, false)) told |= kNewChoice;
-    if (steps.follower.is_recomputed(frames.back().key)) told |= kRecompute;
-  }
-  perform(device);
-  return told;
-}
-
-void Ledger::leave_call() noexcept {
-  const CallFrame& frame = open_calls().back();
-  try {
-    const uint64_t used_bytes = side_of(frame.device).used_bytes(frame.device);
-    {
-      const Lock lock(mutex_);
-      Steps& steps = steps_[frame.device.index()];
-      if (frame.step != steps.follower.step() || frame.index == policy::kNone) return;
-      steps.follower.returned(frame.index, demand_bytes(used_bytes), now());
-      note_due(steps);
-      mark(frame.device, steps);
-    }
-    perform(frame.device);
-  } catch (const std::exception&) {
-    // The step will not look like its plan, and storages leave on demand.
-  }
-}
-
-void Ledger::note_demand() noexcept {
-  try {
-    const c10::Device device = device_now();
-    const uint64_t used_bytes = side_of(device).used_bytes(device);
-    const Lock lock(mutex_);
-    steps_[device.index()].follower.missed(demand_bytes(used_bytes));
-  } catch (const std::exception&) {
-    // It is found out later, by a shortage.
-  }
-}
-
-// The name of a storage that is saved now: the outermost call that got it as an argument, or the innermost call, and
-// the order there.
-policy::NewStorage Ledger::name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes) {
-  renew_frames(storage.device(), steps, used_bytes);
-  auto& frames = open_calls();
-  policy::NewStorage named{.size_bytes = storage.nbytes()};
-  const CallFrame* receiver = nullptr;
-  size_t place = 0;
-  for (CallFrame& frame : frames) {
-    const auto found = std::find(frame.inputs.begin(), frame.inputs.end(), storage.unsafeGetStorageImpl());
-    if (found == frame.inputs.end()) continue;
-    const auto at = static_cast<size_t>(found - frame.inputs.begin());
-    if (!frame.are_saved[at]) steps.follower.saved_input(frame.index, storage.nbytes());
-    frame.are_saved[at] = true;
-    if (receiver != nullptr) continue;
-    receiver = &frame;
-    place = at;
-  }
-  if (!frames.empty()) named.call = frames.back().index;
-  if (receiver != nullptr) {
-    named.input_of = receiver->index;
-    named.key = policy::mix(policy::mix(receiver->key ^ 1) + place);
-  } else if (!frames.empty()) {
-    CallFrame& frame = frames.back();
-    named.key = policy::mix(policy::mix(policy::mix(frame.key) + frame.calls) + frame.saves++);
-  } else {
-    named.key = policy::mix(steps.calls[0]++);
-  }
-  return named;
-}
-
-void Ledger::mark(c10::Device device, Steps& steps) {
-  if (!steps.follower.wants_times() || steps.marks.size() >= kMostMarks || steps.follower.event_count() == 0) return;
-  try {
-    steps.marks.emplace_back(steps.follower.event_count() - 1, side_of(device).mark(device, now()));
-  } catch (const std::exception&) {
-    // The step has one time less.
-  }
-}
-
-void Ledger::forbid_recomputation(uint64_t module, bool is_forbidden) {
-  const Lock lock(mutex_);
-  if (is_forbidden) {
-    forbidden_.insert(module);
-  } else {
-    forbidden_.erase(module);
-  }
-}
-
-void Ledger::allow_recomputation(bool is_allowed) {
-  const Lock lock(mutex_);
-  may_recompute_ = is_allowed;
-}
-
-void Ledger::disturb_step() {
-  const Lock lock(mutex_);
-  for (auto& [device, steps] : steps_) steps.was_disturbed = true;
-}
-
-std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
-  const Lock lock(mutex_);
-  std::vector<BlockReport> found;
-  for (const auto& [device, steps] : steps_) {
-    const policy::StepChoice* const choice = steps.follower.latest_choice();
-    if (choice == nullptr) continue;
-    for (const policy::Block& block : choice->recomputed)
-      found.push_back({choice->record.calls[block.call].module, block.dropped_bytes, block.forward_seconds});
-  }
-  return found;
-}
-
-// --- saved tensors ---
 
 // The follower's actions are those of its last call alone.
 void Ledger::note_due(Steps& steps) {

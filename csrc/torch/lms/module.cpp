@@ -143,6 +143,7 @@ class Step {
   ~Step() { leave(); }
   void enter() {
     OptimizerStates::instance().begin_step();
+    Ledger::instance().note_update();
     thread_ = std::this_thread::get_id();
     Weights::instance().begin_use(this, UseKind::kStep, {});
   }
@@ -178,6 +179,14 @@ void add_states(py::module_& module) {
       "bring_states_back", [=](uint64_t most_bytes) { return states().bring_back(most_bytes); }, py::arg("most_bytes"),
       Released());
   module.def("state_host_bytes", &OptimizerStates::host_bytes);
+  module.def(
+      "planned_state_bytes",
+      []() -> py::object {
+        const auto planned = Ledger::instance().planned_state_bytes();
+        return planned ? py::cast(*planned) : py::none();
+      },
+      "Of optimizer states, what plans have on the host; None: there is no plan.");
+  module.def("forget_planned_states", [] { Ledger::instance().forget_planned_states(); });
   module.def("count_slow_read", [=] { states().count_slow_read(); });
   module.def("state_statistics", [=] {
     const StateStatistics found = states().statistics();

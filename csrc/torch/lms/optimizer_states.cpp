@@ -89,6 +89,8 @@ Moved OptimizerStates::demote(uint64_t most_bytes) noexcept {
   return moved;
 }
 
+uint64_t OptimizerStates::total_bytes() { return state_memory.query().resident_bytes; }
+
 uint64_t OptimizerStates::host_bytes() { return state_memory.query().host_bytes; }
 
 void OptimizerStates::count_slow_read() {

@@ -48,7 +48,8 @@ class OptimizerStates {
   // without the GIL.
   uint64_t send_away(uint64_t most_bytes) noexcept;
   uint64_t bring_back(uint64_t most_bytes) noexcept;
-  // Of the tag, on the host now.
+  // Of the tag, all of it, and what is on the host now.
+  static uint64_t total_bytes();
   static uint64_t host_bytes();
 
   void count_slow_read();

@@ -5,9 +5,8 @@ where the step raises, torch calls no hook at its end.
 
 A step that may make states does so in a region of its own, which overflows to the host. Later steps of torch's own
 optimizers let what lies on the host pass through the device in pieces (streaming/optimizer_step.py). For other
-optimizers, states come back before a step as far as the device has room, without anything else leaving for them. After
-it, as much leaves as the time between two steps was short of. csrc/torch/lms/optimizer_states.h has the moves
-themselves.
+optimizers, states come back before a step as far as the device has room. After it, as much leaves as plans say, or as
+the time between two steps was short of. csrc/torch/lms/optimizer_states.h has the moves themselves.
 """
 
 import contextlib
@@ -34,10 +33,11 @@ _MARK = "_ebbtide_moves_states"
 
 
 class _Shortage:
-    """What earlier steps were short of, in bytes, under the present limit."""
+    """What earlier steps were short of, in bytes, under the present limit and plan."""
 
     def __init__(self) -> None:
-        self.between_steps = 0  # leaves after each step
+        self.planned = 0  # what plans have on the host
+        self.between_steps = 0  # leaves after each step, if plans have less on the host
         self.in_steps = 0  # stays free when states come back for a step
         self.seen = 0  # the short_bytes of the extension's statistics that are included already
 
@@ -79,6 +79,7 @@ def install(extension: Any, device: devices.Device) -> None:
     _trim()  # what an earlier LMS left, and nothing uses
     _now.device = device
     _now.shortage = _Shortage()
+    extension.forget_planned_states()
     extension.allow_state_moves(True)
     _now.extension = extension
     counting.reset()
@@ -112,6 +113,7 @@ def forget_shortage() -> None:
     _now.shortage = _Shortage()
     if _now.extension is not None:
         _now.shortage.seen = _now.extension.state_statistics()["short_bytes"]
+        _now.extension.forget_planned_states()
 
 
 # --- which steps ---
@@ -157,8 +159,7 @@ def _wrap(owner: type) -> None:
 
 def _counts(extension: Any, optimizer: Any) -> bool:
     """Whether it is a step with memory, and no part of another step: a class calls the step of its base, and a closure
-    what it likes. But the step of an optimizer that another one holds and calls counts by itself, as under Accelerate's
-    wrapper.
+    what it likes. But the step of an optimizer that another one holds, as Accelerate's wrapper does, counts by itself.
     """
     if not extension.is_in_step():
         return not _lacks_memory(optimizer)
@@ -170,8 +171,7 @@ def _counts(extension: Any, optimizer: Any) -> bool:
 
 def _lacks_memory(optimizer: Any) -> bool:
     """Whether no parameter has any, as where a program estimates how much it would take."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return all(why_without_memory(parameter) is not None for parameter in parameters)
+    return all(why_without_memory(each) is not None for group in optimizer.param_groups for each in group["params"])
 
 
 def _holds_others(optimizer: Any) -> bool:
@@ -307,28 +307,36 @@ def _before_step(extension: Any, has_closure: bool, streams: bool) -> None:
 
 
 def _bring_states_back(extension: Any, has_closure: bool, streams: bool) -> None:
-    away = extension.state_host_bytes()
+    shortage, away = _now.shortage, extension.state_host_bytes()
     if not away:
         return
-    shortage = _now.shortage
     short = extension.state_statistics()["short_bytes"]
     if shortage.between_steps or short > shortage.seen:
         shortage.between_steps, shortage.seen = away, short
     if has_closure:  # whose activations would want the room
         return
-    if streams and shortage.between_steps:  # they would leave again
+    stays = _leaving(extension) if streams else 0  # would leave again
+    if stays >= away:
         return
     _release_free()
     rooms = [_core.query_device(number).room_bytes for number in range(_core.device_count())]
     allowed = max(0, min(rooms) - shortage.in_steps) if shortage.in_steps else _core.UNLIMITED
-    extension.bring_states_back(allowed)
+    extension.bring_states_back(min(allowed, away - stays))
+
+
+def _leaving(extension: Any) -> int:
+    """What is to be on the host between steps: another plan is followed, whatever was short before it."""
+    shortage = _now.shortage
+    planned = extension.planned_state_bytes() or 0
+    if planned != shortage.planned:
+        shortage.planned, shortage.between_steps = planned, 0
+    return max(planned, shortage.between_steps)
 
 
 def _after_step(extension: Any, made_states: bool) -> None:
     if made_states:
         _trim()
-    wanted = _now.shortage.between_steps - extension.state_host_bytes()
-    if wanted > 0:
+    if (wanted := _leaving(extension) - extension.state_host_bytes()) > 0:
         extension.send_states_away(wanted)
 
 
@@ -370,8 +378,7 @@ def _is_outside_regions() -> bool:
     import torch
 
     backend = backends.existing_backend()
-    assert backend is not None
-    return _device().is_ordinary(torch.empty(1, device=backend.device_type))
+    return backend is not None and _device().is_ordinary(torch.empty(1, device=backend.device_type))
 
 
 def _has_state(entry: Any) -> bool:
