@@ -40,9 +40,9 @@ def chain(blocks, call=lambda number, block, hidden: block(hidden)):
         for index, block in enumerate(blocks):
             hidden = call(index, block, hidden)
         loss = hidden.pow(2).mean()
-        loss.backward()
         for block in blocks:
             block.zero_grad()
+        loss.backward()
         return loss.item()
 
     return step
@@ -103,6 +103,22 @@ def test_a_slow_bus_moves_little(lms, within):
         run(step, 1)
         assert 0 < len(calls.recomputed()) <= 8
         assert lms.stats()["evicted_bytes"] - before < lms.limit / 4
+
+
+@pytest.mark.parametrize("recompute", [False, "auto"])
+def test_states_leave_where_that_costs_less(lms, extension, within, recompute):
+    def make():
+        torch.manual_seed(0)
+        model = nn.Sequential(*[lms_models.Block(128, 4) for _ in range(8)])
+        optimizer = torch.optim.AdamW(model.parameters())
+        step = chain(model)
+        return lambda number: (step(number), optimizer.step())[0]
+
+    with within(make, 0.8, recompute=recompute):
+        run(make())
+        assert bool(calls.recomputed()) == bool(recompute)
+        away = lms.stats()["state_host_bytes"]
+        assert away == 0 if recompute else away >= extension.planned_state_bytes() > 0
 
 
 def test_nothing_happens_where_everything_fits(lms, extension, second_runs):
