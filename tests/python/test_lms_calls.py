@@ -290,16 +290,17 @@ def test_a_trial_whose_graph_is_dropped_is_made_again(within, second_runs):
     assert second_runs
 
 
-def test_another_module_with_the_id_of_one_that_was_refused(within):
+def test_a_module_that_was_refused_and_is_gone(within, extension):
     with within(lambda: chain(blocks_of())):
         blocks = calls._now.blocks
         hooked = lms_models.Block(128, 4)
         blocks._refuse(hooked, "it has a forward hook")
-        number = id(hooked)
-        assert number in blocks._refused
+        number = extension.module_number(hooked)
+        assert number in blocks._refused and extension.module_number(hooked) == number
         del hooked
         gc.collect()
         assert number not in blocks._refused
+        assert number not in {extension.module_number(module) for module in blocks_of()}
         assert calls.refused() == {"Block": "it has a forward hook"}, "a report may come when the model is gone"
 
 

@@ -311,6 +311,7 @@ def test_everything_is_a_no_op_where_ebbtide_is_off(run_python):
             (x * 1.0).exp().sum().backward()
             assert ebbtide.lms.stats()["evictions"] == 0 and not ebbtide.lms.enabled
         print(ebbtide.lms.report())
+        ebbtide.lms.plot("no folder/step.png")
         """,
         EBBTIDE_DRIVER="off",
     )

@@ -67,13 +67,22 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::mo
   choose(rules);
 }
 
+std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules) const {
+  const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
+  return choose_steps(whole_, margins_.by_event(), rules.limits, blocks);
+}
+
+StepChoice KnownStep::choice_within(uint64_t limit_bytes) const {
+  StepRules rules = rules_;
+  rules.limits.limit_bytes = limit_bytes;
+  return choices_for(rules).front();
+}
+
 void KnownStep::choose(const StepRules& rules) {
   rules_ = rules;
   limits_ = rules.limits;
-  const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
   choices_.clear();
-  for (StepChoice& choice : choose_steps(whole_, margins_.by_event(), rules.limits, blocks))
-    choices_.emplace_back(std::move(choice));
+  for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
   current_ = 0;
   is_settled_ = false;
 }

@@ -48,6 +48,11 @@ class KnownStep {
   bool is_settled() const { return is_settled_; }
   const TriedChoice& current() const { return choices_[current_]; }
   uint64_t margin_bytes() const { return margins_.most_bytes(); }
+  const StepRecord& whole() const { return whole_; }
+  const StepLimits& limits() const { return limits_; }
+  const Margins& margins() const { return margins_.by_event(); }
+  // The best choice under another limit.
+  StepChoice choice_within(uint64_t limit_bytes) const;
   // How alike it is to a step that opens with this storage: less is better; kNone: not at all.
   uint32_t distance(const RecordedStorage& first) const;
   // A step has ended that followed the current choice. Returns whether what the next one will follow is new.
@@ -56,6 +61,7 @@ class KnownStep {
   void choose(const StepRules& rules);
 
  private:
+  std::vector<StepChoice> choices_for(const StepRules& rules) const;
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules, double seconds) const;

@@ -80,6 +80,8 @@ class StepFollower {
     return followed_ != nullptr && followed_->current().recomputes(call_key);
   }
   bool has_saved() const { return !record_.storages.empty(); }
+  // The step that ended last; null before the first one.
+  const KnownStep* latest() const { return known_.empty() ? nullptr : &known_.front().step; }
   // Of the step that ended last; null before the first one.
   const StepChoice* latest_choice() const { return known_.empty() ? nullptr : &known_.front().step.current().choice(); }
   // Of the optimizer states, what the choices for the steps of late have on the host.

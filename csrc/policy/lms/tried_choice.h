@@ -62,6 +62,7 @@ class TriedChoice {
   StepRecord with_times(StepRecord whole, const StepRecord& step, const MatchedEvents& matched) const;
   // The shortest step that followed it, with what the optimizer's step takes longer; infinite before the first one.
   double measured_seconds() const { return measured_seconds_ + choice_.state_seconds; }
+  std::vector<uint64_t> away_bytes() const;  // at each event, under the plan
 
  private:
   // Measured less expected demand, of the last steps. Before these the record was right.
@@ -73,7 +74,6 @@ class TriedChoice {
 
   void note_demands(const StepRecord& step, const MatchedEvents& matched);
   std::vector<uint64_t> corrected_demands() const;
-  std::vector<uint64_t> away_bytes() const;  // at each event, under the plan
 
   StepChoice choice_;
   std::vector<uint64_t> expected_;  // demands of the record before any correction

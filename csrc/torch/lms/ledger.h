@@ -136,6 +136,8 @@ class Ledger {
     double seconds;
   };
   std::vector<BlockReport> recomputed_blocks();
+  // The step that ended last, on the device that saw the most.
+  std::optional<policy::KnownStep> latest_step();
   // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that
   // nobody needs any more are complete and have given their memory back. Call it without the GIL.
   void allow_evictions(bool are_allowed);

@@ -159,4 +159,15 @@ std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
   return found;
 }
 
+std::optional<policy::KnownStep> Ledger::latest_step() {
+  const Lock lock(mutex_);
+  const policy::KnownStep* found = nullptr;
+  for (const auto& [device, steps] : steps_) {
+    const policy::KnownStep* const step = steps.follower.latest();
+    if (step == nullptr) continue;
+    if (found == nullptr || step->whole().events.size() > found->whole().events.size()) found = step;
+  }
+  return found == nullptr ? std::nullopt : std::optional(*found);
+}
+
 }  // namespace ebbtide::lms

@@ -5,8 +5,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
+#include "policy/lms/step_report.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/packed.h"
 
@@ -37,6 +39,21 @@ void add_inputs(const py::handle& object, CallFrame& frame, int nesting) {
   }
 }
 
+// A number for each module, which no other one gets when it is gone, as its address would be. From 1 on.
+uint64_t number_of(const py::handle& module) {
+  static auto& numbers = *new std::unordered_map<PyObject*, uint64_t>();  // guarded by the GIL
+  static uint64_t latest = 0;
+  const auto [entry, is_new] = numbers.try_emplace(module.ptr(), latest + 1);
+  if (!is_new) return entry->second;
+  ++latest;
+  const auto forget = [address = module.ptr()](py::handle reference) {
+    numbers.erase(address);
+    reference.dec_ref();
+  };
+  py::weakref(module, py::cpp_function(forget)).release();
+  return latest;
+}
+
 }  // namespace
 
 std::vector<CallFrame>& open_calls() {
@@ -44,9 +61,9 @@ std::vector<CallFrame>& open_calls() {
   return frames;
 }
 
-CallScope::CallScope(uint64_t module, const py::tuple& arguments, const py::dict& options) {
-  frame_.module = module;
+CallScope::CallScope(const py::handle& module, const py::tuple& arguments, const py::dict& options) {
   if (!is_followed()) return;
+  frame_.module = number_of(module);
   add_inputs(arguments, frame_, 0);
   add_inputs(options, frame_, 0);
 }
@@ -71,13 +88,57 @@ void CallScope::leave() noexcept {
   depth_ = 0;
 }
 
+namespace {
+
+py::tuple to_python(const policy::StepReport& report) {
+  py::list modules, without, with;
+  for (const auto& each : report.modules)
+    modules.append(py::make_tuple(each.module, each.kept_bytes, each.evicted_bytes, each.recomputed_bytes));
+  for (const auto& [seconds, bytes] : report.without) without.append(py::make_tuple(seconds, bytes));
+  for (const auto& [seconds, bytes] : report.with) with.append(py::make_tuple(seconds, bytes));
+  return py::make_tuple(report.limit_bytes, report.peak_bytes, modules, without, with);
+}
+
+void add_reports(py::module_& module) {
+  const auto ledger = []() -> Ledger& { return Ledger::instance(); };
+  module.def(
+      "step_report",
+      [=]() -> py::object {
+        const auto step = ledger().latest_step();
+        if (!step) return py::none();
+        return to_python(policy::report_on(*step));
+      },
+      "Of the latest step: the limit of its plan, the bytes that it would need without one, (module, kept, evicted, "
+      "recomputed bytes), and (seconds, bytes in use) without the plan and with it. None: there was no step.");
+  module.def(
+      "step_forecast",
+      [=](uint64_t limit_bytes) {
+        const auto step = ledger().latest_step();
+        const policy::Forecast found = step ? policy::forecast_at(*step, limit_bytes) : policy::Forecast();
+        return py::make_tuple(found.seconds, found.moved_bytes, found.recomputed_calls, found.state_bytes);
+      },
+      py::arg("limit_bytes"),
+      "Of the latest step under another limit: seconds, bytes moved to the host, calls recomputed, bytes of optimizer "
+      "states on the host.");
+  module.def("recomputed_blocks", [=] {
+    py::list found;
+    for (const auto& block : ledger().recomputed_blocks())
+      found.append(py::make_tuple(block.module, block.bytes, block.seconds));
+    return found;
+  });
+}
+
+}  // namespace
+
 void add_calls(py::module_& module) {
+  add_reports(module);
   const auto ledger = []() -> Ledger& { return Ledger::instance(); };
   py::class_<CallScope>(module, "CallScope")
-      .def(py::init<uint64_t, const py::tuple&, const py::dict&>(), py::arg("module"), py::arg("arguments"),
+      .def(py::init<const py::handle&, const py::tuple&, const py::dict&>(), py::arg("module"), py::arg("arguments"),
            py::arg("options"))
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
+  module.def("module_number", &number_of, py::arg("module"), "Which no other module gets when it is gone.");
   module.def("note_demand", [=] { ledger().note_demand(); }, "A call has been recomputed: what the device holds now.");
   module.def(
       "forbid_recomputation",
@@ -95,12 +156,6 @@ void add_calls(py::module_& module) {
       py::arg("bytes_per_second"), "For tests.");
   module.def("choose_again", [=] { ledger().choose_again(); });
   module.def("disturb_step", [=] { ledger().disturb_step(); }, "The time of this step says nothing of its plan.");
-  module.def("recomputed_blocks", [=] {
-    py::list found;
-    for (const auto& block : ledger().recomputed_blocks())
-      found.append(py::make_tuple(block.module, block.bytes, block.seconds));
-    return found;
-  });
 }
 
 }  // namespace ebbtide::lms

@@ -32,7 +32,7 @@ std::vector<CallFrame>& open_calls();
 // For a `with` around the call of a module. Both ends are C, so that no interrupt comes between them and the block.
 class CallScope {
  public:
-  CallScope(uint64_t module, const pybind11::tuple& arguments, const pybind11::dict& options);
+  CallScope(const pybind11::handle& module, const pybind11::tuple& arguments, const pybind11::dict& options);
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
   ~CallScope() { leave(); }

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ebbtide.lms import control
 from ebbtide.lms.control import disable, enable, stats
-from ebbtide.lms.report import report
+from ebbtide.lms.report import plot, report
 
 if TYPE_CHECKING:  # attributes of _Module; a size may be set as text, and is read in bytes
     enabled: bool
     limit: Any
     min_size: Any
 
-__all__ = ["disable", "enable", "report", "stats"]
+__all__ = ["disable", "enable", "plot", "report", "stats"]
 
 
 class _Module(ModuleType):

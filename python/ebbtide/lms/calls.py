@@ -41,7 +41,7 @@ def install(extension: Any) -> None:
     def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
         if not is_grad_enabled():
             return call(module, *arguments, **options)
-        with extension.CallScope(id(module), arguments, options) as told:
+        with extension.CallScope(module, arguments, options) as told:
             if told:
                 return blocks.call(told, call, module, arguments, options)
             return call(module, *arguments, **options)
@@ -77,6 +77,13 @@ def recomputed() -> list[tuple[str, int, float]]:
     return [] if _now.calls is None or _now.blocks is None else _now.blocks.recomputed()
 
 
+def name_of(number: int) -> str:
+    """The class of a module that a plan names."""
+    if number == 0:
+        return "outside modules"
+    return "other modules" if _now.blocks is None else _now.blocks.name_of(number)
+
+
 def refused() -> dict[str, str]:
     """Why modules can't be recomputed, by class, without those that the program forbids."""
     return {} if _now.calls is None or _now.blocks is None else _now.blocks.refused()
@@ -91,13 +98,14 @@ class Blocks:
 
     def __init__(self, extension: Any) -> None:
         self._extension = extension
+        self._number_of = extension.module_number
         self._may_recompute: Callable[[Any], bool] = lambda _: True
-        self._names: dict[int, str] = {}  # of the latest plan's modules, by id: a report may come when they are gone
+        self._names: dict[int, str] = {}  # of the latest plans' modules, by number: they may be gone at a report
         self._reasons: dict[str, str] = {}  # by the class of modules that were refused
         self._verdicts: dict[Any, str] = {}  # by kind of module; "": it can be recomputed
         self._trials: dict[Any, weakref.ref[Any]] = {}  # by kind: those whose backward has not begun
         self._structures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._refused: dict[int, weakref.ref[Any]] = {}  # by id of a module
+        self._refused: dict[int, weakref.ref[Any]] = {}  # by the number of a module
 
     def allow(self, may_recompute: Callable[[Any], bool]) -> None:
         self._may_recompute = may_recompute
@@ -107,7 +115,10 @@ class Blocks:
 
     def recomputed(self) -> list[tuple[str, int, float]]:
         blocks = self._extension.recomputed_blocks()
-        return [(self._names.get(number, "module"), size, seconds) for number, size, seconds in blocks]
+        return [(self.name_of(number), size, seconds) for number, size, seconds in blocks]
+
+    def name_of(self, number: int) -> str:
+        return self._names.get(number, "other modules")
 
     def refused(self) -> dict[str, str]:
         return dict(self._reasons)
@@ -120,19 +131,18 @@ class Blocks:
         """
         if told & self._extension.NEW_CHOICE:
             self._check_choice(module)
-        if told & self._extension.RECOMPUTE and id(module) not in self._refused and may_decide():
+        if told & self._extension.RECOMPUTE and self._number_of(module) not in self._refused and may_decide():
             return self._recompute(call, module, arguments, options)
         return call(module, *arguments, **options)
 
     def _check_choice(self, root: Any) -> None:
         """Chooses anew without modules that can't be recomputed, as far as can be told before they are called."""
-        modules: dict[int, Any] = {}
+        modules = {self._number_of(module): module for module in root.modules()}
+        self._names.update((number, type(module).__name__) for number, module in modules.items())
         for _ in range(8):  # the choice may turn to the modules inside
             blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._refused.keys()
-            modules = modules or {id(module): module for module in root.modules()}
             # A program may call its blocks without a module around them: then each is looked at as it is called.
             known = {number: modules[number] for number in blocks if number in modules}
-            self._names = {number: type(module).__name__ for number, module in known.items()}
             reasons = [(module, self._module_reason(module)) for module in known.values()]
             if not any(reason for _, reason in reasons):
                 return
@@ -147,7 +157,7 @@ class Blocks:
         return self._verdicts.get(self._kind_of(module), "") or module_objection(module)
 
     def _refuse(self, module: Any, reason: str) -> None:
-        number = id(module)  # another module may get it once this one is gone
+        number = self._number_of(module)
         self._refused[number] = weakref.ref(module, lambda _: self._permit(number))
         if reason != _FORBIDDEN:
             self._reasons[type(module).__name__] = reason
@@ -164,7 +174,7 @@ class Blocks:
         return structure, tuple(one.training for one in module.modules())
 
     def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        self._names[id(module)] = type(module).__name__
+        self._names[self._number_of(module)] = type(module).__name__
         options = _without_caches(module, options)
         kind = self._kind_of(module)
         reason = _FORBIDDEN if not self._may_recompute(module) else self._verdicts.get(kind, "")

@@ -141,7 +141,7 @@ def _enable(given: _Given) -> Enabled:
                 _now.device.reset_peaks()  # what was held before is gone
             _core.set_lms_host_limit(_core.UNLIMITED if host is None else host)
         except BaseException:
-            if was_off and _was_used():
+            if was_off and was_used():
                 _turn_off()
             raise
         _now.min_size, _now.host_limit, _now.recompute = least, host, recompute
@@ -219,7 +219,7 @@ def disable() -> None:
     """
     with _lock:
         was_on = _now.is_on
-        if _was_used():
+        if was_used():
             _turn_off()
     if was_on:
         logs.log(logging.INFO, "lms off")
@@ -295,7 +295,7 @@ def stats() -> dict[str, int | float]:
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
-    if driver_choice.is_off() or not _was_used():
+    if driver_choice.is_off() or not was_used():
         return found
     extension = {**_extension().statistics(), **_extension().state_statistics(), **_extension().weight_statistics()}
     found.update({name: extension[name] for name in _COUNTERS if name in extension})
@@ -317,12 +317,12 @@ _COUNTERS = (
 
 def evict(wanted_bytes: int) -> int:
     """Evicts so many bytes of saved tensors, or all that can leave; how many left. For tests and for IBM's names."""
-    return int(_extension().evict(wanted_bytes)) if _was_used() else 0
+    return int(_extension().evict(wanted_bytes)) if was_used() else 0
 
 
 def reclaims() -> int:
     """How many allocations had to wait for an eviction since the last `enable` that turned LMS on."""
-    return int(_extension().statistics()["reclaims"]) if _was_used() else 0
+    return int(_extension().statistics()["reclaims"]) if was_used() else 0
 
 
 def _check_torch() -> None:
@@ -336,7 +336,7 @@ def _extension() -> Any:
     return torch_extension.load("_lms")
 
 
-def _was_used() -> bool:
+def was_used() -> bool:
     return _now.is_on or torch_extension.is_loaded("_lms")
 
 

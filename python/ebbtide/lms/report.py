@@ -1,15 +1,35 @@
-"""`ebbtide.lms.report`: what left, in a table and one sentence."""
+"""`ebbtide.lms.report` and `ebbtide.lms.plot`: what left, and what the plan for the latest step does."""
 
+import os
+from typing import Any, NamedTuple
+
+from ebbtide import driver_choice, torch_extension
+from ebbtide.errors import StateError
 from ebbtide.lms import calls, control, outside
 from ebbtide.sizes import format_size
 
+_MOST_MODULES = 8  # in a report
+_OTHER_LIMITS = 3  # whose forecasts are told, the last of which keeps everything
+
+
+class _Step(NamedTuple):
+    """Of the extension's `step_report`. Sizes are in bytes."""
+
+    limit: int
+    peak: int
+    modules: list[tuple[int, int, int, int]]
+    without: list[tuple[float, int]]
+    with_plan: list[tuple[float, int]]
+
 
 def report() -> str:
-    """What left the device since LMS was turned on, what that cost, and one sentence of advice.
+    """What left the device since LMS was turned on and what that cost, what the plan for the latest step does, what
+    other limits would give, and one sentence of advice.
 
         print(ebbtide.lms.report())
 
-    Print it after some steps: print(ebbtide.lms.report()).
+    Call it after some steps. Its forecasts take a moment: they know computation, copies and recomputation, and no time
+    in which the device waits for the program.
     """
     numbers = control.stats()
     limit = control.limit()
@@ -29,6 +49,9 @@ def report() -> str:
         ("passed through in optimizer steps", format_size(int(numbers["streamed_bytes"]))),
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
     ]
+    step = _latest_step()
+    if step is not None and step.peak > step.limit:
+        rows += _rows_of(step)
     recomputed: dict[str, list[tuple[int, float]]] = {}
     for name, size, seconds in calls.recomputed():
         recomputed.setdefault(name, []).append((size, seconds))
@@ -40,6 +63,83 @@ def report() -> str:
         rows.append((f"{kind} that can't leave", f"{format_size(size)}: {reason}" if size else reason))
     width = max(len(name) for name, _ in rows)
     return "\n".join([*(f"{name:<{width}}  {value}" for name, value in rows), _advice(numbers)])
+
+
+def plot(path: str | os.PathLike[str]) -> None:
+    """Draws the device memory in use over the latest step, without a plan and with it, and the limit. Where ebbtide is
+    off, it draws nothing.
+
+        ebbtide.lms.plot("step.png")
+
+    Args:
+        path: of the picture. Its ending is the format: .png, .svg, .pdf.
+
+    Raises:
+        StateError: there was no step since LMS was on for the first time.
+        ImportError: without Matplotlib.
+    """
+    if driver_choice.is_off():
+        return
+    step = _latest_step()
+    if step is None:
+        raise StateError("there is no step to draw yet: call ebbtide.lms.plot after a forward and backward with LMS on")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("ebbtide.lms.plot needs Matplotlib: pip install 'ebbtide[plot]'") from None
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    for usage, name, color in ((step.without, "without LMS", "0.6"), (step.with_plan, "with the plan", "C0")):
+        axes.step(
+            [seconds for seconds, _ in usage],
+            [size / 2**30 for _, size in usage],
+            where="post",
+            label=name,
+            color=color,
+        )
+    axes.axhline(step.limit / 2**30, color="C3", linestyle="--", label="limit")
+    axes.set_xlabel("seconds of computation in the step")
+    axes.set_ylabel("GiB in use")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(path)
+
+
+def _latest_step() -> _Step | None:
+    if not control.was_used():
+        return None
+    found: Any = torch_extension.load("_lms").step_report()
+    return None if found is None else _Step(*found)
+
+
+def _rows_of(step: _Step) -> list[tuple[str, str]]:
+    by_class: dict[str, list[int]] = {}
+    for number, *sizes in step.modules:
+        sums = by_class.setdefault(calls.name_of(number), [0, 0, 0])
+        sums[:] = [total + size for total, size in zip(sums, sizes, strict=True)]
+    largest = sorted(by_class.items(), key=lambda entry: -sum(entry[1]))[:_MOST_MODULES]
+    rows = []
+    for name, (kept, evicted, recomputed) in largest:
+        parts = [("kept", kept), ("evicted", evicted), ("recomputed", recomputed)]
+        told = ", ".join(f"{what} {format_size(size)}" for what, size in parts if size)
+        rows.append((f"saved in a step: {name}", told))
+    rows.append(("forecast of a step", _forecast(step.limit)))
+    for part in range(1, _OTHER_LIMITS + 1):
+        more = (step.peak - step.limit) * part // _OTHER_LIMITS
+        rows.append((f"with {format_size(more)} more", _forecast(step.limit + more)))
+    return rows
+
+
+def _forecast(limit: int) -> str:
+    seconds, moved, recomputed, states = torch_extension.load("_lms").step_forecast(limit)
+    told = [f"{seconds:.3f} s"]
+    if moved:
+        told.append(f"{format_size(moved)} evicted")
+    if recomputed:
+        told.append(f"{recomputed} calls recomputed")
+    if states:
+        told.append(f"{format_size(states)} of states on the host")
+    return ", ".join(told) if len(told) > 1 else f"{told[0]}, everything fits"
 
 
 _LEFT = (

@@ -1,0 +1,103 @@
+"""What `ebbtide.lms.report` and `ebbtide.lms.plot` say of the plan for the latest step."""
+
+import re
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import lms_models  # noqa: E402
+from ebbtide import torch_extension  # noqa: E402
+from lms_model import SMALL  # noqa: E402
+
+pytestmark = pytest.mark.sim_only
+
+SLOW = 1e6  # bytes a second
+
+
+@pytest.fixture
+def needed(lms):
+    with lms.enable(limit="4GiB", min_size=SMALL):
+        train()
+        return lms.stats()["peak_device_bytes"]
+
+
+@pytest.fixture
+def extension(lms):
+    module = torch_extension.load("_lms")
+    yield module
+    module.assume_rate(0)
+
+
+def train(steps=4):
+    torch.manual_seed(1)
+    step = lms_models.gpt(depth=6)
+    for number in range(steps):
+        step(number)
+
+
+def rows(text):
+    return dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines() if "  " in line)
+
+
+def seconds(row):
+    return float(row.split(" s")[0])
+
+
+def test_no_plan_no_forecast(lms):
+    with lms.enable(limit="4GiB", min_size=SMALL):
+        train()
+        assert not [name for name in rows(lms.report()) if "forecast" in name or "saved in a step" in name]
+
+
+@pytest.mark.parametrize("recompute", [False, "auto"])
+def test_the_plan_by_module_and_what_other_limits_give(lms, extension, needed, recompute):
+    with lms.enable(limit=int(0.6 * needed), min_size=SMALL, recompute=recompute):
+        extension.assume_rate(SLOW)
+        train()
+        text = lms.report()
+    found = rows(text)
+    assert all(len(line) <= 120 for line in text.splitlines())
+    saved = {name: row for name, row in found.items() if name.startswith("saved in a step: ")}
+    assert "saved in a step: Linear" in saved
+    assert any("kept" in row for row in saved.values())
+    leaves = "recomputed" if recompute else "evicted"
+    assert any(leaves in row for row in saved.values())
+    forecasts = [found["forecast of a step"], *[row for name, row in found.items() if name.endswith(" more")]]
+    assert len(forecasts) == 4
+    assert [seconds(row) for row in forecasts] == sorted(map(seconds, forecasts), reverse=True)
+    assert leaves in forecasts[0] and forecasts[-1].endswith("everything fits")
+
+
+@pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_a_picture_of_a_step(lms, needed, tmp_path, ending, begins):
+    pytest.importorskip("matplotlib")
+    with lms.enable(limit=int(0.6 * needed), min_size=SMALL):
+        train()
+        lms.plot(tmp_path / f"step.{ending}")
+    assert (tmp_path / f"step.{ending}").read_bytes().startswith(begins)
+
+
+def test_without_matplotlib(lms, needed, tmp_path, monkeypatch):
+    with lms.enable(limit=int(0.6 * needed), min_size=SMALL):
+        train()
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(ImportError, match=r"pip install 'ebbtide\[plot\]'"):
+            lms.plot(tmp_path / "step.png")
+
+
+def test_without_a_step(run_python):
+    result = run_python(
+        """
+        import ebbtide, torch
+        for _ in range(2):
+            try:
+                ebbtide.lms.plot("step.png")
+            except ebbtide.StateError as error:
+                print(error)
+            ebbtide.lms.enable(limit="1GiB")
+        """
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("there is no step to draw yet") == 2
