@@ -22,6 +22,8 @@ BAD_VARIABLES = {
     "EBBTIDE_BACKUP": ("tape", " must be one of ram, pinned, disk, none, not 'tape'"),
     "EBBTIDE_LMS": ("16 gigs", " has the unknown unit 'gigs' (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)"),
     "EBBTIDE_LMS_MIN_SIZE": ("small", f" {SIZE} 'small'"),
+    "EBBTIDE_LMS_RECOMPUTE": ("all", " must be one of auto, none, not 'all'"),
+    "EBBTIDE_LMS_OVERFLOW": ("split", " must be 0 or 1, not 'split'"),
     "EBBTIDE_COMPAT": ("sglang", " must be one of none, tms, not 'sglang'"),
     "EBBTIDE_SUMMARY": ("2", " must be 0 or 1, not '2'"),
     "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, debug, not 'loud'"),

@@ -97,6 +97,8 @@ def test_a_script_trains_in_a_third_of_what_it_needs_with_equal_losses(run):
     # In the same memory, where nothing may leave:
     status, out, error = run(f"--lms {limit} --lms-min-size 1TiB", *script)
     assert (status, out) == (1, "") and "torch.OutOfMemoryError: ebbtide: " in error
+    status, out, _ = run(f"--lms {limit} --lms-min-size 1TiB --lms-overflow --lms-recompute auto", *script)
+    assert (status, out) == plain[:2]
 
 
 def test_summary_prints_the_report_once(run):
@@ -337,6 +339,7 @@ def test_python_that_ignores_the_environment_is_left_alone(run):
         ("--lms -1", "--lms must not be negative"),
         ("--lms-min-size 1MiB", "--lms-min-size means nothing without --lms: give both or neither"),
         ("--lms 1GiB --lms-min-size x", "--lms-min-size must be a size"),
+        ("--lms-overflow", "--lms-overflow means nothing without --lms: give both or neither"),
         ("--lms 1GiB --pauseable", "--lms and --pauseable each tag all of a program's memory: leave one out"),
     ],
 )

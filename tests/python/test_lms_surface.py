@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import threading
 import warnings
 
@@ -296,7 +297,7 @@ def test_the_report_says_what_left(lms):
 def test_the_report_knows_of_what_lives_long(lms, monkeypatch, name):
     numbers = {**lms.stats(), name: MIB}
     monkeypatch.setattr(control, "is_enabled", lambda: True)
-    monkeypatch.setattr(control, "stats", lambda: numbers)
+    monkeypatch.setattr(sys.modules["ebbtide.lms.report"], "stats", lambda: numbers)
     assert "Nothing had to leave" not in lms.report()
     numbers["slow_reads"] = 3
     assert ("used on the host" in lms.report()) == (name != "state_evicted_bytes")

@@ -68,8 +68,8 @@ class KnownStep {
   bool take_next_choice();
   bool settle(size_t choice);
 
-  StepRecord whole_;          // of a step that recomputed nothing
-  StepRules rules_;           // of the choices
+  StepRecord whole_;   // of a step that recomputed nothing
+  StepRules rules_;    // of the choices
   StepLimits limits_;  // of the plans: other sizes that differ by little change only them
   LearnedMargins margins_;
   std::vector<TriedChoice> choices_;

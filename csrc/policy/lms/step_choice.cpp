@@ -10,8 +10,8 @@
 namespace ebbtide::policy {
 namespace {
 
-constexpr double kAlike = 1.2;      // forecasts that may be in the wrong order
-constexpr size_t kMostCounts = 24;  // of blocks that are tried in each order
+constexpr double kAlike = 1.2;       // forecasts that may be in the wrong order
+constexpr size_t kMostCounts = 24;   // of blocks that are tried in each order
 constexpr uint64_t kStateParts = 4;  // optimizer states leave in so many
 
 // By the bytes that a second of recomputing saves, in steps of a fifth: blocks of one kind are equal.
@@ -53,7 +53,7 @@ class Chooser {
     for (uint64_t part = 0; part <= parts; ++part) {
       state_bytes_ = part == parts ? limits_.state_bytes : limits_.state_bytes / parts * part;
       if (part > 0 && is_lost(plain_seconds + state_seconds())) break;
-      if (try_blocks({}) && fits(*none_)) break;
+      if (try_blocks({}) && none_ && fits(*none_)) break;
       for (const Order order : {Order::kFirst, Order::kLast, Order::kSpread}) try_counts(in_order(blocks_, order));
     }
     return results();
@@ -140,7 +140,7 @@ class Chooser {
   const Margins& margins_;
   const StepLimits& limits_;
   const std::vector<Block>& blocks_;
-  uint64_t state_bytes_ = 0;  // of optimizer states, on the host in what is tried
+  uint64_t state_bytes_ = 0;                     // of optimizer states, on the host in what is tried
   std::optional<StepChoice> none_, some_, all_;  // the best that recompute none of the blocks, some, all
 };
 

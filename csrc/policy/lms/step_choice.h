@@ -23,12 +23,12 @@ StepPlan plan_with(StepRecord record, const Margins& margins, const StepLimits& 
 
 struct StepChoice {
   std::vector<Block> recomputed;
-  StepRecord record;           // of a step that recomputes them
-  StepPlan plan;               // for that, and for the limit with state_bytes
-  uint64_t state_bytes = 0;    // of optimizer states that lie on the host
-  double state_seconds = 0;    // that they cost
-  double seconds = 0;          // forecast, of the step, with those
-  uint64_t moved_bytes = 0;    // to the host, of what the step saves
+  StepRecord record;         // of a step that recomputes them
+  StepPlan plan;             // for that, and for the limit with state_bytes
+  uint64_t state_bytes = 0;  // of optimizer states that lie on the host
+  double state_seconds = 0;  // that they cost
+  double seconds = 0;        // forecast, of the step, with those
+  uint64_t moved_bytes = 0;  // to the host, of what the step saves
 };
 
 // How long the step takes under the plan: the device computes, and copies run in both directions beside it. It waits

@@ -47,8 +47,7 @@ class TriedChoice {
   // A step has followed it: the demands of the last steps replace the expected ones, and sizes follow slowly.
   void note(const StepRecord& step, const MatchedEvents& matched, double seconds);
   // Of the events of the plan at which a step was short, the margins with which it would not have been.
-  Margins needed_margins(const MatchedEvents& matched, const Shortages& shortages,
-                         const StepLimits& limits) const;
+  Margins needed_margins(const MatchedEvents& matched, const Shortages& shortages, const StepLimits& limits) const;
   // Whether the demands of the last steps exceed the limit under this plan, or leave more of it than they need to.
   bool is_outdated(const Margins& margins, const StepLimits& limits) const;
   // By how much the most demand of the last steps exceeds that for which the choice was made.

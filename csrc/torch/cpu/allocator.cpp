@@ -9,9 +9,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <utility>
 
+#include "api/ebbtide.h"
 #include "torch/cpu/reclaim.h"
 #include "torch/cpu/region_memory.h"
 
@@ -22,10 +24,22 @@ namespace {
 // The allocator before ours.
 c10::Allocator* ordinary = nullptr;
 
+// Whether memory has ever been taken where nothing could make room for it (torch/lms/overflow.h).
+std::atomic<bool> has_overflowed{false};
+
+bool is_overflow(const void* address) {
+  if (!has_overflowed.load(std::memory_order_relaxed)) return false;
+  bool is_found = false;
+  ebbtide_allocation_info info{};
+  return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found &&
+         std::strcmp(info.tag, "lms.overflow") == 0;
+}
+
 void give_back(void* address) {
   if (address == nullptr) return;
   Arena& arena = region_memory().arena;
   if (!arena.owns(address)) {
+    if (is_overflow(address)) return ebbtide_slot_free(address);
     if (c10::DeleterFnPtr deleter = ordinary->raw_deleter()) deleter(address);
     return;
   }
@@ -49,7 +63,16 @@ void* take(Pool& pool, size_t size_bytes, bool& was_closed) {
   }
 }
 
+std::atomic<Pool*> pool_apart{nullptr};
+
 c10::DataPtr own(const Pool& pool, void* address, size_t size_bytes) {
+  if (address == nullptr && &pool == pool_apart.load()) {  // not what a region of the program asks for
+    address = take_overflow(size_bytes);
+    if (address != nullptr) {
+      has_overflowed.store(true);
+      return {address, address, &give_back, c10::Device(c10::DeviceType::CPU)};
+    }
+  }
   if (address == nullptr) {
     c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
     TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(pool, size_bytes));
@@ -59,8 +82,6 @@ c10::DataPtr own(const Pool& pool, void* address, size_t size_bytes) {
   c10::profiledCPUMemoryReporter().New(address, size_bytes);
   return data;
 }
-
-std::atomic<Pool*> pool_apart{nullptr};
 
 class RegionAllocator final : public c10::Allocator {
  public:

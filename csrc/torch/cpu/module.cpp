@@ -158,11 +158,13 @@ PYBIND11_MODULE(_torch, module) {
       "For `_lms.set_hooks`.");
   module.def(
       "set_reclaimer",
-      [](uintptr_t evict, uintptr_t explain) {
-        set_reclaimer(
-            {reinterpret_cast<uint64_t (*)(uint64_t)>(evict), reinterpret_cast<void (*)(char*, size_t)>(explain)});
+      [](uintptr_t evict, uintptr_t explain, uintptr_t overflow) {
+        set_reclaimer({reinterpret_cast<uint64_t (*)(uint64_t)>(evict),
+                       reinterpret_cast<void (*)(char*, size_t)>(explain),
+                       reinterpret_cast<void* (*)(size_t)>(overflow)});
       },
-      py::arg("evict"), py::arg("explain"), "Addresses of C functions (torch/cpu/reclaim.h); 0 and 0: none.");
+      py::arg("evict"), py::arg("explain"), py::arg("overflow"),
+      "Addresses of C functions (torch/cpu/reclaim.h); 0: none.");
   module.def("pool_suspend", &pool_suspend,
              "Ordinary memory for this thread until pool_restore(token), or until a pool is entered inside.");
   module.def("pool_restore", &pool_restore, py::arg("token"));

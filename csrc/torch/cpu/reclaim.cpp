@@ -6,15 +6,17 @@
 namespace ebbtide::cpu {
 namespace {
 
-// Two atomics, not one struct: a reader that meets a change may see the new evict with the old explain, which is fine.
+// Atomics, not one struct: a reader that meets a change may see the new evict with the old explain, which is fine.
 std::atomic<uint64_t (*)(uint64_t)> evict{nullptr};
 std::atomic<void (*)(char*, size_t)> explain{nullptr};
+std::atomic<void* (*)(size_t)> overflow{nullptr};
 
 }  // namespace
 
 void set_reclaimer(const Reclaimer& reclaimer) {
   evict.store(reclaimer.evict);
   explain.store(reclaimer.explain);
+  overflow.store(reclaimer.overflow);
 }
 
 bool can_reclaim() { return evict.load() != nullptr; }
@@ -30,6 +32,11 @@ std::string explain_reclaim() {
   if (function == nullptr) return "";
   function(text.data(), text.size());
   return text.data();
+}
+
+void* take_overflow(size_t size_bytes) {
+  const auto function = overflow.load();
+  return function == nullptr ? nullptr : function(size_bytes);
 }
 
 }  // namespace ebbtide::cpu

@@ -9,9 +9,11 @@ namespace ebbtide::cpu {
 
 // evict: makes so many bytes free, or as many as it can, and returns how many. It is called by the allocating thread,
 // with no lock held, and allocates no device memory. explain: why it could do no more; it ends the text with NUL.
+// overflow: memory for what finds no room all the same, to be freed by ebbtide_slot_free(); null: none.
 struct Reclaimer {
   uint64_t (*evict)(uint64_t wanted_bytes);
   void (*explain)(char* text, size_t capacity);
+  void* (*overflow)(size_t size_bytes);
 };
 
 // For all threads. Null functions: no memory can be freed.
@@ -19,5 +21,6 @@ void set_reclaimer(const Reclaimer& reclaimer);
 bool can_reclaim();
 uint64_t reclaim(uint64_t wanted_bytes);
 std::string explain_reclaim();
+void* take_overflow(size_t size_bytes);
 
 }  // namespace ebbtide::cpu

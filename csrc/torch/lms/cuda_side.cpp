@@ -4,6 +4,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,7 @@
 
 #include "api/ebbtide.h"
 #include "torch/lms/memory_callback.h"
+#include "torch/lms/overflow.h"
 #include "torch/lms/virtual_entry.h"
 
 namespace ebbtide::lms {
@@ -27,8 +29,15 @@ constexpr size_t kMostDevices = 64;
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::make_fit)> fit_hook{nullptr};
+std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
 std::atomic<decltype(CudaHooks::explain)> explain_hook{nullptr};
+
+bool is_of_a_tag(const void* address) {
+  bool is_found = false;
+  ebbtide_allocation_info info{};
+  return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found;
+}
 
 const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
 
@@ -49,9 +58,7 @@ class CudaSide final : public DeviceSide {
   c10::DataPtr allocate(c10::Device device, size_t size_bytes) const override {
     const c10::DeviceGuard guard(device);
     c10::DataPtr data = c10::GetAllocator(kCuda)->allocate(size_bytes);
-    bool is_found = false;
-    ebbtide_allocation_info info{};
-    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found)
+    if (is_of_a_tag(data.get()) && !Overflow::has(data.get()))
       throw std::runtime_error(
           "a saved tensor that has left the device is wanted inside a saver.region, whose tag would take it away with "
           "its own memory: run backward outside of the region, or inside saver.disabled()");
@@ -157,6 +164,31 @@ class Wanting {
   const size_t before_;
 };
 
+// Whether the thread's stream is being captured: a graph would use memory that nobody keeps for it.
+bool is_capturing() {
+  using IsCapturing = int (*)(void* stream, int* status);
+  static const auto ask = reinterpret_cast<IsCapturing>(::dlsym(RTLD_DEFAULT, "cuStreamIsCapturing"));
+  int status = 0;
+  const c10::Device device = guard_impl().getDevice();
+  return ask == nullptr || ask(cuda_side().handle_of(cuda_side().current_stream(device)), &status) != 0 || status != 0;
+}
+
+// Where nothing can leave any more. Inside a region, whose tag takes what is allocated, there is none.
+c10::DataPtr take_overflow(c10::Allocator* allocator, size_t size_bytes) {
+  const auto overflow = overflow_hook.load();
+  if (overflow == nullptr || is_capturing()) return {};
+  try {
+    constexpr size_t kProbeBytes = 1;
+    if (is_of_a_tag(former_allocate.load()(allocator, kProbeBytes).get())) return {};
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  }
+  const c10::Device device = guard_impl().getDevice();
+  void* const address = overflow(device, size_bytes);
+  if (address == nullptr) return {};
+  return {address, address, &ebbtide_slot_free, device};
+}
+
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   const Wanting wanting(size_bytes);
   bool could_reclaim = reclaim_hook.load() != nullptr;
@@ -165,6 +197,7 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
       return former_allocate.load()(self, size_bytes);
     } catch (c10::OutOfMemoryError& error) {
       if (has_found_room(size_bytes, is_first)) continue;
+      if (c10::DataPtr other = take_overflow(self, size_bytes)) return other;
       // LMS was switched off meanwhile, and its limit lifted before.
       if (!could_reclaim || reclaim_hook.load() != nullptr) {
         const auto explain = explain_hook.load();
@@ -190,6 +223,7 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
   reclaim_hook.store(hooks.reclaim);
   fit_hook.store(hooks.make_fit);
   add_memory_callback(&has_made_fit);  // without it, torch waits for the device more often
+  overflow_hook.store(hooks.overflow);
   balance_hook.store(hooks.balance);
   explain_hook.store(hooks.explain);
   if (entry.get() == &allocate_or_reclaim) return;
@@ -202,6 +236,7 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
 void leave_cuda_allocations() {
   reclaim_hook.store(nullptr);
   fit_hook.store(nullptr);
+  overflow_hook.store(nullptr);
   balance_hook.store(nullptr);
   explain_hook.store(nullptr);
 }

@@ -138,6 +138,8 @@ class Ledger {
   std::vector<BlockReport> recomputed_blocks();
   // The step that ended last, on the device that saw the most.
   std::optional<policy::KnownStep> latest_step();
+  // Whether this thread allocates ahead of need.
+  static bool is_prefetching() { return is_prefetching_; }
   // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that
   // nobody needs any more are complete and have given their memory back. Call it without the GIL.
   void allow_evictions(bool are_allowed);
@@ -237,7 +239,7 @@ class Ledger {
   std::map<c10::DeviceIndex, Steps> steps_;
   Rate out_, in_;
   uint64_t steps_since_update_ = 0, steps_per_update_ = 1;  // updates by optimizers
-  std::unordered_set<uint64_t> forbidden_;  // modules that can't be recomputed
+  std::unordered_set<uint64_t> forbidden_;                  // modules that can't be recomputed
   bool may_recompute_ = false;
   double assumed_rate_ = 0;
   std::vector<Transit> retired_;  // whose copies may still be under way, and whose bytes nobody wants

@@ -30,9 +30,9 @@ def env(**options: Any) -> dict[str, str]:
 
     Args:
         options: those of `ebbtide run` as keywords: overflow, device_limit, device_margin, host_limit, host_margin,
-            host_pool, reserve, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size, compat, summary, log.
-            Sizes are "16GiB" or bytes; None for overflow, backup or compat is "none". An option that is not given
-            stays as this process's environment says.
+            host_pool, reserve, report, pauseable, pauseable_all, tag, backup, lms, lms_min_size, lms_recompute,
+            lms_overflow, compat, summary, log. Sizes are "16GiB" or bytes; None for overflow, backup, lms_recompute or
+            compat is "none". An option that is not given stays as this process's environment says.
 
     Returns:
         All of them, with LD_PRELOAD and, for lms and compat, PYTHONPATH (ours first, then their content here).

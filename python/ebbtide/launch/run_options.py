@@ -19,6 +19,8 @@ _NEEDS = {
     "tag": ("pauseable", "1"),
     "backup": ("pauseable", "1"),
     "lms_min_size": ("lms", ""),
+    "lms_recompute": ("lms", ""),
+    "lms_overflow": ("lms", ""),
 }
 _TMS_VARIABLE, _TMS_YES = "TMS_INIT_ENABLE", ("1", "true", "TRUE", "yes", "YES")
 

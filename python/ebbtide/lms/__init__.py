@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ebbtide.lms import control
-from ebbtide.lms.control import disable, enable, stats
-from ebbtide.lms.report import plot, report
+from ebbtide.lms.control import disable, enable
+from ebbtide.lms.report import plot, report, stats
 
 if TYPE_CHECKING:  # attributes of _Module; a size may be set as text, and is read in bytes
     enabled: bool

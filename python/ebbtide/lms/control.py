@@ -9,7 +9,6 @@ from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
 from ebbtide.lms import calls, custom_functions, optimizer_states, outside, weights
 from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
-from ebbtide.lms.streaming import counting
 from ebbtide.locks import make_lock
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
@@ -32,10 +31,11 @@ class _Settings:
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
         self.recompute: Recompute = False
+        self.overflow = False
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
 
     def given(self) -> "_Given":
-        return _Given(self.limit, self.min_size, self.host_limit, self.recompute)
+        return _Given(self.limit, self.min_size, self.host_limit, self.recompute, self.overflow)
 
 
 _now = _Settings()
@@ -51,6 +51,7 @@ class _Given(NamedTuple):
     min_size: int
     host_limit: int | None
     recompute: Recompute
+    overflow: bool
 
 
 class Enabled:
@@ -91,6 +92,7 @@ def enable(
     min_size: str | int = "1MiB",
     host_limit: str | int | None = None,
     recompute: Recompute = False,
+    overflow: bool = False,
 ) -> Enabled:
     """Turns large model support on, in all threads. If it is on, the call changes the settings.
 
@@ -106,6 +108,8 @@ def enable(
         recompute: which calls of modules may run a second time in backward, in place of keeping or evicting what they
             save. "auto": those that a trial has shown to give the same bits. False: none. A function: those modules for
             which it returns True, after the same trial.
+        overflow: where nothing can leave any more, what is allocated lies on the host in place of an OutOfMemoryError.
+            The device uses it over the bus, which is slow. Not inside a `saver.region`, and not during a capture.
 
     Returns:
         A context manager. At its end LMS is off again if this call turned it on, and has its earlier settings if it
@@ -121,11 +125,13 @@ def enable(
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
     if recompute not in ("auto", True, False) and not callable(recompute):
         raise TypeError(f"recompute must be 'auto', False, or a function of a module, not {recompute!r}")
-    return _enable(_Given(parse_limit(limit), least, host, recompute))
+    if not isinstance(overflow, bool):
+        raise TypeError(f"overflow must be True or False, not {overflow!r}")
+    return _enable(_Given(parse_limit(limit), least, host, recompute, overflow))
 
 
 def _enable(given: _Given) -> Enabled:
-    wanted, least, host, recompute = given
+    wanted, least, host, recompute, overflow = given
     if driver_choice.is_off():
         return Enabled(given, None)
     startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
@@ -144,7 +150,8 @@ def _enable(given: _Given) -> Enabled:
             if was_off and was_used():
                 _turn_off()
             raise
-        _now.min_size, _now.host_limit, _now.recompute = least, host, recompute
+        _now.min_size, _now.host_limit, _now.recompute, _now.overflow = least, host, recompute, overflow
+        _extension().allow_overflow(overflow)
         _apply_rules()
         _apply_recompute()
     if logs.is_enabled():
@@ -233,6 +240,7 @@ def _turn_off() -> None:
     if _now.device is None:
         return
     _now.device.release(extension)
+    extension.allow_overflow(False)
     extension.set_rules(False, _now.min_size, False)
     _core.set_lms_host_limit(_core.UNLIMITED)
     _now.device.detach(extension)
@@ -278,41 +286,10 @@ def set_min_size(value: str | int) -> None:
             _apply_rules()
 
 
-def stats() -> dict[str, int | float]:
-    """Counters since the last `enable` that turned LMS on, and what is held now, in bytes.
-
-        print(ebbtide.lms.stats())
-
-    device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device. evictions,
-    evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: how long the GPU
-    or a thread had nothing to do but to wait for copies; hidden_seconds: copies beside other work. prefetch_hits,
-    prefetch_late: loads that were, or were not, complete when their tensor was wanted. host_bytes: evicted bytes on the
-    host now. state_evicted_bytes, state_loaded_bytes, state_host_bytes: the same of optimizer states, which the
-    counters before leave out. weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights.
-    streamed_bytes: what lay on the host and passed through the device in optimizer steps and in forward passes without
-    gradients. slow_reads: optimizer steps and uses of weights that read memory on the host, over the bus. margin_bytes:
-    the most that the latest plan leaves free because free memory lies in pieces.
-    """
-    found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
-    found["waited_seconds"] = found["hidden_seconds"] = 0.0
-    if driver_choice.is_off() or not was_used():
-        return found
-    extension = {**_extension().statistics(), **_extension().state_statistics(), **_extension().weight_statistics()}
-    found.update({name: extension[name] for name in _COUNTERS if name in extension})
-    found["slow_reads"] += _extension().state_statistics()["slow_reads"]
-    found["state_host_bytes"] = _extension().state_host_bytes()
-    found["streamed_bytes"] = counting.streamed_bytes()
+def held_bytes() -> tuple[int, int]:
+    """Device memory that ebbtide holds, of the fullest device, and the most since LMS was turned on."""
     device = _now.device or SimulatedDevice()
-    found["device_bytes"], found["peak_device_bytes"] = device.held_bytes(), device.peak_bytes()
-    return found
-
-
-_COUNTERS = (
-    *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
-    *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes", "margin_bytes"),
-    *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
-    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes", "streamed_bytes"),
-)
+    return device.held_bytes(), device.peak_bytes()
 
 
 def evict(wanted_bytes: int) -> int:

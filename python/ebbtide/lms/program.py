@@ -53,7 +53,12 @@ def _enable() -> None:
         limit = settings.read("lms", os.environ)
         min_size = settings.read("lms_min_size", os.environ)
         if limit:
-            control.enable(limit, min_size or control.DEFAULT_MIN_SIZE)
+            control.enable(
+                limit,
+                min_size or control.DEFAULT_MIN_SIZE,
+                recompute="auto" if settings.read("lms_recompute", os.environ) == "auto" else False,
+                overflow=settings.read("lms_overflow", os.environ) == "1",
+            )
     except (Error, ValueError) as error:
         say(f"large model support can't start, so the program ends: {error}")
         raise SystemExit(1) from None

@@ -1,4 +1,4 @@
-"""`ebbtide.lms.report` and `ebbtide.lms.plot`: what left, and what the plan for the latest step does."""
+"""`ebbtide.lms.stats`, `report` and `plot`: what left, and what the plan for the latest step does."""
 
 import os
 from typing import Any, NamedTuple
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from ebbtide import driver_choice, torch_extension
 from ebbtide.errors import StateError
 from ebbtide.lms import calls, control, outside
+from ebbtide.lms.streaming import counting
 from ebbtide.sizes import format_size
 
 _MOST_MODULES = 8  # in a report
@@ -22,6 +23,45 @@ class _Step(NamedTuple):
     with_plan: list[tuple[float, int]]
 
 
+def stats() -> dict[str, int | float]:
+    """Counters since the last `enable` that turned LMS on, and what is held now, in bytes.
+
+        print(ebbtide.lms.stats())
+
+    device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device. evictions,
+    evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: how long the GPU
+    or a thread had nothing to do but to wait for copies; hidden_seconds: copies beside other work. prefetch_hits,
+    prefetch_late: loads that were, or were not, complete when their tensor was wanted. host_bytes: evicted bytes on the
+    host now. state_evicted_bytes, state_loaded_bytes, state_host_bytes: the same of optimizer states, which the
+    counters before leave out. weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights.
+    streamed_bytes: what lay on the host and passed through the device in optimizer steps and in forward passes without
+    gradients. slow_reads: optimizer steps and uses of weights that read memory on the host, over the bus. margin_bytes:
+    the most that the latest plan leaves free because free memory lies in pieces. overflow_bytes: allocated on the host,
+    since nothing could leave any more.
+    """
+    found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
+    found["waited_seconds"] = found["hidden_seconds"] = 0.0
+    if driver_choice.is_off() or not control.was_used():
+        return found
+    extension: Any = torch_extension.load("_lms")
+    counted = {**extension.statistics(), **extension.state_statistics(), **extension.weight_statistics()}
+    found.update({name: counted[name] for name in _COUNTERS if name in counted})
+    found["slow_reads"] += extension.state_statistics()["slow_reads"]
+    found["state_host_bytes"] = extension.state_host_bytes()
+    found["streamed_bytes"] = counting.streamed_bytes()
+    found["overflow_bytes"] = extension.overflow_bytes()
+    found["device_bytes"], found["peak_device_bytes"] = control.held_bytes()
+    return found
+
+
+_COUNTERS = (
+    *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
+    *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes", "margin_bytes"),
+    *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
+    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes", "streamed_bytes", "overflow_bytes"),
+)
+
+
 def report() -> str:
     """What left the device since LMS was turned on and what that cost, what the plan for the latest step does, what
     other limits would give, and one sentence of advice.
@@ -31,7 +71,7 @@ def report() -> str:
     Call it after some steps. Its forecasts take a moment: they know computation, copies and recomputation, and no time
     in which the device waits for the program.
     """
-    numbers = control.stats()
+    numbers = stats()
     limit = control.limit()
     rows = [
         ("limit", "the device" if limit is None else format_size(limit)),
@@ -48,6 +88,7 @@ def report() -> str:
         ("weights on the host now", format_size(int(numbers["weight_host_bytes"]))),
         ("passed through in optimizer steps", format_size(int(numbers["streamed_bytes"]))),
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
+        ("allocated on the host", format_size(int(numbers["overflow_bytes"]))),
     ]
     step = _latest_step()
     if step is not None and step.peak > step.limit:
@@ -155,6 +196,8 @@ def _pair(first: float, second: float) -> str:
 def _advice(numbers: dict[str, int | float]) -> str:
     if not control.is_enabled() and not numbers["evictions"]:
         return "Large model support is off: ebbtide.lms.enable(limit=...) turns it on."
+    if numbers["overflow_bytes"]:
+        return "Memory was so short that new tensors lie on the host: a higher limit or a smaller batch is faster."
     if not any(numbers[name] for name in _LEFT):
         return "Nothing had to leave: the limit can be lower, or the batch larger."
     if numbers["slow_reads"] and numbers["state_host_bytes"] + numbers["weight_host_bytes"] > 0:
