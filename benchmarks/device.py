@@ -1,6 +1,7 @@
 """The device under test: its free memory, waiting for it, and its driver's file. On the simulated one nothing waits."""
 
 import resource
+import threading
 from pathlib import Path
 
 import torch
@@ -36,6 +37,38 @@ class Capped:
 
     def __exit__(self, *_: object) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+class HeldBytes:
+    """Samples what the driver counts for this process, in a thread, without what it held before torch's memory: the
+    context and modules. Nobody else uses the GPU meanwhile.
+    """
+
+    def __init__(self, period_seconds: float = 0.002) -> None:
+        self._period, self._most, self._ended = period_seconds, 0, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "HeldBytes":
+        torch.cuda.init()
+        self._before = self._used() - torch.cuda.memory_reserved()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def most_bytes(self) -> int:
+        return self._most
+
+    @staticmethod
+    def _used() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    def _sample(self) -> None:
+        while not self._ended.wait(self._period):
+            self._most = max(self._most, self._used() - self._before)
 
 
 def synchronize() -> None:

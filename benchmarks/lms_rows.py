@@ -62,6 +62,41 @@ def other_training_rows() -> list[Row]:
     return rows
 
 
+def _best_within(name: str, share: int) -> goals.Limit:
+    """The fastest of the checkpointed ways that fit into the share, and of evictions alone."""
+
+    def seconds(entries: goals.Entries, _: int) -> float | None:
+        limit = entries.get(f"lms_programs.{name}_plain", {}).get("facts", {}).get("peak_bytes", 0) * share / 100
+        ways = [f"lms_programs.{name}_evict_{share}"]
+        for stride in Sizes().training.strides:
+            part = f"lms_programs.{name}_checkpoint_{stride}"
+            facts = entries.get(part, {}).get("facts", {})
+            if facts.get("peak_bytes", limit + 1) <= limit and not facts.get("is_out_of_memory"):
+                ways.append(part)
+        found = [goals.median_of(entries, part, "step") for part in ways]
+        return min((value for value in found if value is not None), default=None)
+
+    return goals.Limit("best of checkpoints that fit and evictions", seconds)
+
+
+def program_rows() -> list[Row]:
+    """Each held against the best that a user could choose by hand, and against all the memory."""
+    rows = []
+    size = Sizes().training
+    for name in size.programs:
+        plain = f"lms_programs.{name}_plain"
+        rows.append(Row(f"{name}, all memory", "plain", plain, "step", moves=0))
+        for stride in size.strides:
+            part = f"lms_programs.{name}_checkpoint_{stride}"
+            rows.append(Row(f"{name}, each {stride}. block checkpointed", "checkpoint", part, "step", moves=0))
+        for share in size.program_shares:
+            workload = f"{name} in {share} % of the memory"
+            rows.append(Row(workload, "evictions", f"lms_programs.{name}_evict_{share}", "step", moves=0))
+            mine = (at_most(1.05, _best_within(name, share)), shown(median(plain, "step", "plain")))
+            rows.append(Row(workload, "auto", f"lms_programs.{name}_auto_{share}", "step", mine, 0))
+    return rows
+
+
 def largest_rows() -> list[Row]:
     """What fits is a fact of each; the figure is a step of it."""
     rows = []

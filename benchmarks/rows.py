@@ -289,6 +289,7 @@ ROWS = (
     *lms_rows.other_training_rows(),
     *lms_rows.weight_rows(),
     *lms_rows.largest_rows(),
+    *lms_rows.program_rows(),
 )
 
 

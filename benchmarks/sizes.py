@@ -109,6 +109,9 @@ class TrainingSize:
         fits_steps, fits_turns: of training where everything fits.
         trainer: the arguments of programs/trainer.py.
         trainer_limits: what that program may have on the device, in GiB.
+        programs: the arguments of those in lms_programs.py.
+        program_shares: of their peaks without a limit, in percent.
+        strides: each first, second and so on of their blocks is checkpointed.
     """
 
     blocks: ModelSize = ModelSize(layers=8, batch=8)
@@ -131,6 +134,18 @@ class TrainingSize:
         )
     )
     trainer_limits: tuple[int, ...] = (9, 6)
+    programs: dict[str, Arguments] = field(
+        default_factory=lambda: {
+            "gpt": {"layers": 24, "width": 1280, "batch": 12, "length": 1024},
+            "unet": {"width": 64, "levels": 5, "batch": 24, "pixels": 384},
+            "experts": {"layers": 10, "width": 1024, "batch": 16, "length": 1024, "count": 8},
+            "llama": {"layers": 16, "width": 2048, "batch": 8, "length": 2048},
+            "padded": {"layers": 12, "width": 1024, "batch": 32, "length": 512},
+            "vit": {"layers": 24, "width": 1024, "batch": 128, "pixels": 224},
+        }
+    )
+    program_shares: tuple[int, ...] = (85, 70, 50)
+    strides: tuple[int, ...] = (1, 2, 3, 4)
 
 
 SMALL_TRAINING = TrainingSize(
@@ -146,6 +161,16 @@ SMALL_TRAINING = TrainingSize(
     largest_host_limit_bytes=16 * MIB,
     fits_steps=2,
     fits_turns=2,
+    programs={
+        "gpt": {"layers": 3, "width": 64, "batch": 2, "length": 64},
+        "unet": {"width": 8, "levels": 2, "batch": 2, "pixels": 32},
+        "experts": {"layers": 2, "width": 64, "batch": 2, "length": 64, "count": 4},
+        "llama": {"layers": 3, "width": 128, "batch": 2, "length": 64},
+        "padded": {"layers": 2, "width": 64, "batch": 4, "length": 64},
+        "vit": {"layers": 3, "width": 64, "batch": 4, "pixels": 56},
+    },
+    program_shares=(70,),
+    strides=(1, 2),
 )
 
 

@@ -15,6 +15,7 @@ MAX_MODULES = 10
 LATE = {
     "torch": "large, and optional: only regions need it",
     "rich": "slow to import: only commands that print a table, and progress bars, need it",
+    "matplotlib": "optional: only pictures need it",
     "vllm": "optional: only its own processes have it",
     "pydoc_data": "optional: distributions leave it out",
     "torch_memory_saver": "found only where its folder has become an entry of sys.path",

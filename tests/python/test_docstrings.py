@@ -19,7 +19,7 @@ from ebbtide import saver as the_saver  # noqa: E402
 
 SURFACES = {"ebbtide": ebbtide, "ebbtide.saver": the_saver, "ebbtide.lms": ebbtide.lms}
 # They need a GPU, on which tests/gpu captures graphs.
-ONLY_COMPILED = {"ebbtide.saver.cuda_graph", "ebbtide.saver.graph_pool"}
+ONLY_COMPILED = {"ebbtide.saver.cuda_graph", "ebbtide.saver.graph_pool", "ebbtide.lms.plot"}
 
 
 def public_callables():

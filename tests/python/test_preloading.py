@@ -135,7 +135,7 @@ def test_every_choice_and_its_absence(monkeypatch):
     for option in run_options.options():
         assert option.variable not in ebbtide.env()
         for choice in option.form.split("|") if "|" in option.form else []:
-            needs = {"pauseable": True} if option.name == "backup" else {}
+            needs = {"backup": {"pauseable": True}, "lms_recompute": {"lms": 0}}.get(option.name, {})
             assert ebbtide.env(**{option.name: choice}, **needs)[option.variable] == choice
     monkeypatch.setenv("EBBTIDE_HOST_LIMIT", "5")
     assert "EBBTIDE_HOST_LIMIT" not in ebbtide.env()

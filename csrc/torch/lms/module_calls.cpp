@@ -5,8 +5,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "policy/lms/step_report.h"
 #include "torch/lms/ledger.h"
@@ -39,13 +42,22 @@ void add_inputs(const py::handle& object, CallFrame& frame, int nesting) {
   }
 }
 
+// The classes of the modules that have numbers, by number, for reports: the first of them.
+constexpr size_t kMostNames = size_t{1} << 20;
+std::vector<const std::string*>& class_names() {
+  static auto& names = *new std::vector<const std::string*>();  // guarded by the GIL, as the others
+  return names;
+}
+
 // A number for each module, which no other one gets when it is gone, as its address would be. From 1 on.
 uint64_t number_of(const py::handle& module) {
-  static auto& numbers = *new std::unordered_map<PyObject*, uint64_t>();  // guarded by the GIL
+  static auto& numbers = *new std::unordered_map<PyObject*, uint64_t>();
+  static auto& classes = *new std::unordered_set<std::string>();
   static uint64_t latest = 0;
   const auto [entry, is_new] = numbers.try_emplace(module.ptr(), latest + 1);
   if (!is_new) return entry->second;
   ++latest;
+  if (latest <= kMostNames) class_names().push_back(&*classes.insert(Py_TYPE(module.ptr())->tp_name).first);
   const auto forget = [address = module.ptr()](py::handle reference) {
     numbers.erase(address);
     reference.dec_ref();
@@ -139,6 +151,13 @@ void add_calls(py::module_& module) {
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
   module.def("module_number", &number_of, py::arg("module"), "Which no other module gets when it is gone.");
+  module.def(
+      "module_class",
+      [](uint64_t number) -> std::string {
+        const auto& names = class_names();
+        return number > 0 && number <= names.size() ? *names[number - 1] : "";
+      },
+      py::arg("number"), "The name of its class.");
   module.def("note_demand", [=] { ledger().note_demand(); }, "A call has been recomputed: what the device holds now.");
   module.def(
       "forbid_recomputation",

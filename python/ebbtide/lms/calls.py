@@ -77,13 +77,6 @@ def recomputed() -> list[tuple[str, int, float]]:
     return [] if _now.calls is None or _now.blocks is None else _now.blocks.recomputed()
 
 
-def name_of(number: int) -> str:
-    """The class of a module that a plan names."""
-    if number == 0:
-        return "outside modules"
-    return "other modules" if _now.blocks is None else _now.blocks.name_of(number)
-
-
 def refused() -> dict[str, str]:
     """Why modules can't be recomputed, by class, without those that the program forbids."""
     return {} if _now.calls is None or _now.blocks is None else _now.blocks.refused()
@@ -100,7 +93,6 @@ class Blocks:
         self._extension = extension
         self._number_of = extension.module_number
         self._may_recompute: Callable[[Any], bool] = lambda _: True
-        self._names: dict[int, str] = {}  # of the latest plans' modules, by number: they may be gone at a report
         self._reasons: dict[str, str] = {}  # by the class of modules that were refused
         self._verdicts: dict[Any, str] = {}  # by kind of module; "": it can be recomputed
         self._trials: dict[Any, weakref.ref[Any]] = {}  # by kind: those whose backward has not begun
@@ -115,10 +107,7 @@ class Blocks:
 
     def recomputed(self) -> list[tuple[str, int, float]]:
         blocks = self._extension.recomputed_blocks()
-        return [(self.name_of(number), size, seconds) for number, size, seconds in blocks]
-
-    def name_of(self, number: int) -> str:
-        return self._names.get(number, "other modules")
+        return [(self._extension.module_class(number), size, seconds) for number, size, seconds in blocks]
 
     def refused(self) -> dict[str, str]:
         return dict(self._reasons)
@@ -138,7 +127,6 @@ class Blocks:
     def _check_choice(self, root: Any) -> None:
         """Chooses anew without modules that can't be recomputed, as far as can be told before they are called."""
         modules = {self._number_of(module): module for module in root.modules()}
-        self._names.update((number, type(module).__name__) for number, module in modules.items())
         for _ in range(8):  # the choice may turn to the modules inside
             blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._refused.keys()
             # A program may call its blocks without a module around them: then each is looked at as it is called.
@@ -174,7 +162,6 @@ class Blocks:
         return structure, tuple(one.training for one in module.modules())
 
     def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        self._names[self._number_of(module)] = type(module).__name__
         options = _without_caches(module, options)
         kind = self._kind_of(module)
         reason = _FORBIDDEN if not self._may_recompute(module) else self._verdicts.get(kind, "")

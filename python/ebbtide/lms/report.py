@@ -155,8 +155,9 @@ def _latest_step() -> _Step | None:
 
 def _rows_of(step: _Step) -> list[tuple[str, str]]:
     by_class: dict[str, list[int]] = {}
+    name_of = torch_extension.load("_lms").module_class
     for number, *sizes in step.modules:
-        sums = by_class.setdefault(calls.name_of(number), [0, 0, 0])
+        sums = by_class.setdefault(name_of(number) or "outside modules", [0, 0, 0])
         sums[:] = [total + size for total, size in zip(sums, sizes, strict=True)]
     largest = sorted(by_class.items(), key=lambda entry: -sum(entry[1]))[:_MOST_MODULES]
     rows = []
