@@ -27,7 +27,7 @@ TEST(StepReport, EachByteIsKeptEvictedOrRecomputed) {
       StepRules rules = rules_at(at_limit(part_of_peak(record, percent) + 100));
       rules.may_recompute = may_recompute;
       const KnownStep step(record, rules);
-      const StepReport report = report_on(step);
+      const StepReport report = report_on(step, 0);
       uint64_t kept = 0, evicted = 0, recomputed = 0, dropped = 0;
       for (const ModuleReport& each : report.modules) {
         kept += each.kept_bytes;
@@ -48,7 +48,7 @@ TEST(StepReport, EachByteIsKeptEvictedOrRecomputed) {
 TEST(StepReport, WhatIsInUseStaysBelowTheLimit) {
   const StepRecord record = transformer_step(1280, kTokens);
   const StepRules rules = rules_at(at_limit(part_of_peak(record, 60)));
-  const StepReport report = report_on(KnownStep(record, rules));
+  const StepReport report = report_on(KnownStep(record, rules), 0);
   const auto by_bytes = [](const auto& one, const auto& other) { return one.second < other.second; };
   EXPECT_EQ(std::max_element(report.without.begin(), report.without.end(), by_bytes)->second, peak_bytes(record));
   const uint64_t most = std::max_element(report.with.begin(), report.with.end(), by_bytes)->second;
@@ -56,6 +56,16 @@ TEST(StepReport, WhatIsInUseStaysBelowTheLimit) {
   EXPECT_GT(most, rules.limits.limit_bytes / 10 * 9);
   EXPECT_TRUE(std::is_sorted(report.with.begin(), report.with.end(),
                              [](const auto& one, const auto& other) { return one.first < other.first; }));
+}
+
+TEST(StepReport, WhatLiesElsewhereCountsOnNeitherSide) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  const KnownStep step(record, rules_at(at_limit(part_of_peak(record, 60))));
+  const StepReport all = report_on(step, 0), less = report_on(step, 1000);
+  EXPECT_EQ(less.limit_bytes, all.limit_bytes - 1000);
+  EXPECT_EQ(less.peak_bytes, all.peak_bytes - 1000);
+  for (size_t index = 0; index < all.with.size(); ++index)
+    EXPECT_EQ(less.with[index].second, all.with[index].second - std::min<uint64_t>(1000, all.with[index].second));
 }
 
 TEST(StepReport, AHigherLimitIsNoSlower) {
@@ -69,7 +79,7 @@ TEST(StepReport, AHigherLimitIsNoSlower) {
     before = found.seconds;
   }
   EXPECT_DOUBLE_EQ(before, record.events.back().seconds);
-  EXPECT_EQ(report_on(KnownStep({}, {})).modules.size(), 0u);
+  EXPECT_EQ(report_on(KnownStep({}, {}), 0).modules.size(), 0u);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """`ebbtide.lms.enable(overflow=True)`: where nothing can leave any more, new memory lies on the host."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,12 +16,13 @@ TAG = "lms.overflow"
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(lms):
+def nothing_left(lms, saver):
     yield
     lms.disable()
     gc.collect()
-    found = _core.query_tag(TAG)
-    assert found is None or found.size_bytes == 0
+    if _core.query_tag(TAG) is not None:
+        saver.trim(TAG)
+        assert _core.query_tag(TAG).resident_bytes == 0
 
 
 def overflowed(tensor):
@@ -35,7 +37,7 @@ def test_what_the_program_holds_may_exceed_the_limit(lms):
         assert [each for each in held if overflowed(each)] == held[-sum(map(overflowed, held)) :], "the last ones"
         assert 20 <= sum(map(overflowed, held)) <= 21
         numbers = lms.stats()
-        assert numbers["overflow_bytes"] >= 80 * MIB
+        assert 80 * MIB <= numbers["overflow_bytes"] <= 120 * MIB
         assert numbers["peak_device_bytes"] <= 40 * MIB
         assert "new tensors lie on the host" in lms.report()
         del held
@@ -55,7 +57,7 @@ def test_what_can_leave_leaves_before(lms):
         needed = lms.stats()["peak_device_bytes"]
     with lms.enable(limit=int(0.6 * needed), min_size=SMALL, overflow=True):
         assert train(steps=4, depth=8, width=128, batch=2048) == plain
-        assert lms.stats()["evictions"] > 0 and lms.stats()["overflow_bytes"] == 0
+        assert lms.stats()["evictions"] > 0 and lms.stats()["peak_overflow_bytes"] == 0
 
 
 @pytest.mark.parametrize("mebibytes", [2, 6])
@@ -63,7 +65,7 @@ def test_losses_are_equal_in_less_than_one_operation_needs(lms, mebibytes):
     plain = train(steps=4, depth=4, width=256, batch=2048)
     with lms.enable(limit=f"{mebibytes}MiB", min_size=SMALL, overflow=True):
         assert train(steps=4, depth=4, width=256, batch=2048) == plain
-        assert lms.stats()["overflow_bytes"] > 0
+        assert lms.stats()["peak_overflow_bytes"] > 0
         assert lms.stats()["peak_device_bytes"] <= mebibytes * MIB
 
 
@@ -92,9 +94,70 @@ def test_inside_a_region_memory_gets_its_tag_or_an_error(lms, saver, tag):
 
 def test_no_room_on_the_host_either(lms):
     with lms.enable(limit="8MiB", host_limit="16MiB", overflow=True):
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError, match="host_limit"):
             torch.empty(64 * MIB)
         assert overflowed(torch.empty(3 * MIB))
+
+
+def test_many_small_tensors_share_memory(lms):
+    with lms.enable(limit="4MiB", host_limit="64MiB", overflow=True):
+        held = [torch.full((1024, 1024), 1.0)]
+        held += [torch.full((4,), float(number)) for number in range(2000)]
+        assert overflowed(held[-1]) and [each[0].item() for each in held[1:]] == list(range(2000))
+        assert lms.stats()["overflow_bytes"] <= 8 * MIB
+
+
+def test_threads_that_find_no_room_at_once(lms):
+    def work(number):
+        return [torch.full((1024, 256), float(number + turn)).sum().item() / MIB * 4 for turn in range(20)]
+
+    with lms.enable(limit="3MiB", overflow=True), ThreadPoolExecutor(4) as pool:
+        held = torch.empty(1024, 768)
+        found = list(pool.map(work, range(4)))
+        assert found == [[number + turn for turn in range(20)] for number in range(4)] and held.numel()
+
+
+def test_weights_and_states_made_there_come_back_under_a_higher_limit(lms):
+    def run(change=lambda: None):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)])
+        optimizer = torch.optim.Adam(model.parameters())
+        losses = []
+        for number in range(6):
+            if number == 3:
+                change()
+            loss = model(torch.randn(64, 512)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses, model, optimizer
+
+    plain, *_ = run()
+    with lms.enable(limit="3MiB", min_size=SMALL, overflow=True):
+        losses, model, optimizer = run(lambda: setattr(lms, "limit", "1GiB"))
+        assert losses == plain
+        tensors = [*model.parameters(), *(each for state in optimizer.state.values() for each in state.values())]
+        assert not any(overflowed(each) for each in tensors if each.nbytes >= MIB)
+
+
+def test_a_forked_child_drops_them(run_python):
+    result = run_python(
+        """
+        import gc, os
+        import torch
+        import ebbtide
+        ebbtide.lms.enable(limit="8MiB", overflow=True)
+        held = [torch.ones(1024, 1024) for _ in range(4)]
+        if (pid := os.fork()) == 0:
+            del held
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert all(each.sum() == 2**20 for each in held)
+        """
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def test_what_else_it_may_be(lms):

@@ -43,15 +43,16 @@ Usage usage_of(const StepRecord& record, const std::vector<uint64_t>& away_bytes
 
 }  // namespace
 
-StepReport report_on(const KnownStep& step) {
+StepReport report_on(const KnownStep& step, uint64_t elsewhere_bytes) {
   const StepChoice& choice = step.current().choice();
   StepReport report{.limit_bytes = step.limits().limit_bytes,
                     .modules = modules_of(choice),
                     .without = usage_of(step.whole(), {}),
                     .with = usage_of(choice.record, step.current().away_bytes())};
-  for (auto& [seconds, bytes] : report.with) bytes -= std::min(bytes, choice.state_bytes);
+  for (auto& [seconds, bytes] : report.with) bytes -= std::min(bytes, choice.state_bytes + elsewhere_bytes);
   for (const StepEvent& event : with_margins(step.whole(), step.margins()).events)
     report.peak_bytes = std::max(report.peak_bytes, event.demand_bytes);
+  for (uint64_t* bytes : {&report.limit_bytes, &report.peak_bytes}) *bytes -= std::min(*bytes, elsewhere_bytes);
   return report;
 }
 

@@ -32,7 +32,8 @@ struct StepReport {
   Usage without, with;  // the plan
 };
 
-StepReport report_on(const KnownStep& step);
+// elsewhere_bytes: of the plan's limit and of the demand, what takes no device memory, such as weights on the host.
+StepReport report_on(const KnownStep& step, uint64_t elsewhere_bytes);
 
 // Of a step within another limit.
 Forecast forecast_at(const KnownStep& step, uint64_t limit_bytes);

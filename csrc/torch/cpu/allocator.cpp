@@ -1,6 +1,7 @@
 // The c10 allocator of regions on the CPU. allocate and the deleter run in any thread, with or without the GIL, also
-// after the interpreter is gone. They never take the GIL and never wait for an operation. They find a block by its
-// address, because raw_deallocate passes pointers of any allocator.
+// after the interpreter is gone. They never take the GIL and never wait for an operation, but where LMS's memory is
+// full and LMS, which is asked then, does. They find a block by its address, because raw_deallocate passes pointers of
+// any allocator.
 #include "torch/cpu/allocator.h"
 
 #include <c10/core/Allocator.h>
@@ -9,11 +10,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <utility>
 
-#include "api/ebbtide.h"
 #include "torch/cpu/reclaim.h"
 #include "torch/cpu/region_memory.h"
 
@@ -24,22 +23,10 @@ namespace {
 // The allocator before ours.
 c10::Allocator* ordinary = nullptr;
 
-// Whether memory has ever been taken where nothing could make room for it (torch/lms/overflow.h).
-std::atomic<bool> has_overflowed{false};
-
-bool is_overflow(const void* address) {
-  if (!has_overflowed.load(std::memory_order_relaxed)) return false;
-  bool is_found = false;
-  ebbtide_allocation_info info{};
-  return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found &&
-         std::strcmp(info.tag, "lms.overflow") == 0;
-}
-
 void give_back(void* address) {
   if (address == nullptr) return;
   Arena& arena = region_memory().arena;
   if (!arena.owns(address)) {
-    if (is_overflow(address)) return ebbtide_slot_free(address);
     if (c10::DeleterFnPtr deleter = ordinary->raw_deleter()) deleter(address);
     return;
   }
@@ -66,14 +53,9 @@ void* take(Pool& pool, size_t size_bytes, bool& was_closed) {
 std::atomic<Pool*> pool_apart{nullptr};
 
 c10::DataPtr own(const Pool& pool, void* address, size_t size_bytes) {
-  if (address == nullptr && &pool == pool_apart.load()) {  // not what a region of the program asks for
-    address = take_overflow(size_bytes);
-    if (address != nullptr) {
-      has_overflowed.store(true);
-      return {address, address, &give_back, c10::Device(c10::DeviceType::CPU)};
-    }
-  }
   if (address == nullptr) {
+    c10::DataPtr other;  // for LMS's pool, not for a region of the program
+    if (&pool == pool_apart.load() && take_overflow(size_bytes, &other)) return other;
     c10::profiledCPUMemoryReporter().OutOfMemory(size_bytes);
     TORCH_CHECK_WITH(OutOfMemoryError, false, out_of_memory_message(pool, size_bytes));
   }

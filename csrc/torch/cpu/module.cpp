@@ -161,7 +161,7 @@ PYBIND11_MODULE(_torch, module) {
       [](uintptr_t evict, uintptr_t explain, uintptr_t overflow) {
         set_reclaimer({reinterpret_cast<uint64_t (*)(uint64_t)>(evict),
                        reinterpret_cast<void (*)(char*, size_t)>(explain),
-                       reinterpret_cast<void* (*)(size_t)>(overflow)});
+                       reinterpret_cast<bool (*)(size_t, c10::DataPtr*)>(overflow)});
       },
       py::arg("evict"), py::arg("explain"), py::arg("overflow"),
       "Addresses of C functions (torch/cpu/reclaim.h); 0: none.");

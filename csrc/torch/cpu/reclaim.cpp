@@ -9,7 +9,7 @@ namespace {
 // Atomics, not one struct: a reader that meets a change may see the new evict with the old explain, which is fine.
 std::atomic<uint64_t (*)(uint64_t)> evict{nullptr};
 std::atomic<void (*)(char*, size_t)> explain{nullptr};
-std::atomic<void* (*)(size_t)> overflow{nullptr};
+std::atomic<bool (*)(size_t, c10::DataPtr*)> overflow{nullptr};
 
 }  // namespace
 
@@ -34,9 +34,9 @@ std::string explain_reclaim() {
   return text.data();
 }
 
-void* take_overflow(size_t size_bytes) {
+bool take_overflow(size_t size_bytes, c10::DataPtr* data) {
   const auto function = overflow.load();
-  return function == nullptr ? nullptr : function(size_bytes);
+  return function != nullptr && function(size_bytes, data);
 }
 
 }  // namespace ebbtide::cpu

@@ -5,15 +5,19 @@
 #include <cstdint>
 #include <string>
 
+namespace c10 {
+class DataPtr;
+}
+
 namespace ebbtide::cpu {
 
 // evict: makes so many bytes free, or as many as it can, and returns how many. It is called by the allocating thread,
 // with no lock held, and allocates no device memory. explain: why it could do no more; it ends the text with NUL.
-// overflow: memory for what finds no room all the same, to be freed by ebbtide_slot_free(); null: none.
+// overflow: memory for what finds no room all the same, in the thread's region; false: none.
 struct Reclaimer {
   uint64_t (*evict)(uint64_t wanted_bytes);
   void (*explain)(char* text, size_t capacity);
-  void* (*overflow)(size_t size_bytes);
+  bool (*overflow)(size_t size_bytes, c10::DataPtr* data);
 };
 
 // For all threads. Null functions: no memory can be freed.
@@ -21,6 +25,6 @@ void set_reclaimer(const Reclaimer& reclaimer);
 bool can_reclaim();
 uint64_t reclaim(uint64_t wanted_bytes);
 std::string explain_reclaim();
-void* take_overflow(size_t size_bytes);
+bool take_overflow(size_t size_bytes, c10::DataPtr* data);
 
 }  // namespace ebbtide::cpu

@@ -1,5 +1,7 @@
 #include "torch/lms/allocator_hooks.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -11,7 +13,6 @@
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/optimizer_states.h"
-#include "torch/lms/overflow.h"
 #include "torch/lms/packed.h"
 #include "torch/lms/weights.h"
 
@@ -57,8 +58,8 @@ bool balance() noexcept {
   return false;
 }
 
-// Of optimizer states and weights that can't leave, which Python finds.
-class OutsideText {
+// What Python has found out, for errors.
+class Text {
  public:
   void note(std::string text) {
     const std::lock_guard lock(mutex_);
@@ -68,15 +69,23 @@ class OutsideText {
     const std::lock_guard lock(mutex_);
     return text_;
   }
-  static OutsideText& instance() {
-    static OutsideText& only = *new OutsideText();
-    return only;
-  }
 
  private:
   std::mutex mutex_;
   std::string text_;
 };
+
+// Of optimizer states and weights that can't leave.
+Text& outside_text() {
+  static Text& text = *new Text();
+  return text;
+}
+
+// Why the last resort had no memory.
+Text& overflow_text() {
+  static Text& text = *new Text();
+  return text;
+}
 
 // Why an allocation found no room; "" where LMS has nothing to say.
 std::string explain() {
@@ -84,8 +93,9 @@ std::string explain() {
   if (problem.empty()) problem = OptimizerStates::instance().problem();
   if (problem.empty()) problem = Weights::instance().problem();
   if (!problem.empty()) problem.insert(0, "saved tensors could not leave it: ");
-  const std::string outside = OutsideText::instance().text();
-  return problem + (problem.empty() || outside.empty() ? "" : "; ") + outside;
+  for (const std::string& text : {outside_text().text(), overflow_text().text()})
+    problem += (problem.empty() || text.empty() ? "" : "; ") + text;
+  return problem;
 }
 
 void explain_in(char* text, size_t capacity) {
@@ -93,8 +103,40 @@ void explain_in(char* text, size_t capacity) {
   text[capacity - 1] = '\0';
 }
 
-void* overflow(c10::Device device, size_t size_bytes) { return Overflow::instance().take(device.index(), size_bytes); }
-void* overflow_on_cpu(size_t size_bytes) { return Overflow::instance().take(0, size_bytes); }
+// `control.take_overflow`, while the program allows it.
+py::object& overflow_function() {
+  static py::object& function = *new py::object();
+  return function;
+}
+
+// Whether the thread is in it already: what that allocates finds no room either.
+thread_local bool is_overflowing = false;
+
+// The tensor's memory, without the tensor. No error leaves: the allocation that asked has one.
+bool overflow(size_t size_bytes, c10::DataPtr* data) {
+  if (is_overflowing || Ledger::is_prefetching() || Py_IsInitialized() == 0) return false;
+  try {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope kept;
+    const py::object function = overflow_function();
+    if (!function || function.is_none()) return false;
+    is_overflowing = true;
+    py::object found;
+    try {
+      found = function(size_bytes);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("ebbtide.lms");
+    }
+    is_overflowing = false;
+    if (!found || !THPVariable_Check(found.ptr())) return false;
+    const c10::Storage storage = THPVariable_Unpack(found.ptr()).storage();
+    *data = storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
+    return true;
+  } catch (const std::exception&) {
+    is_overflowing = false;
+    return false;
+  }
+}
 
 }  // namespace
 
@@ -128,16 +170,19 @@ void add_allocator_hooks(py::module_& module) {
       "reclaim_functions",
       [] {
         return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain_in),
-                              reinterpret_cast<uintptr_t>(&overflow_on_cpu));
+                              reinterpret_cast<uintptr_t>(&overflow));
       },
       "For `_torch.set_reclaim`.");
   module.def(
-      "note_outside", [](std::string text) { OutsideText::instance().note(std::move(text)); }, py::arg("text"),
+      "note_outside", [](std::string text) { outside_text().note(std::move(text)); }, py::arg("text"),
       "A sentence on states and weights that can't leave, for errors; \"\": none.");
   module.def(
-      "allow_overflow", [](bool is_allowed) { Overflow::instance().allow(is_allowed); }, py::arg("is_allowed"),
-      "Whether what finds no room, though nothing can leave any more, may lie on the host.");
-  module.def("overflow_bytes", [] { return Overflow::instance().taken_bytes(); }, "Taken since they were last reset.");
+      "note_overflow", [](std::string text) { overflow_text().note(std::move(text)); }, py::arg("text"),
+      "A sentence on why the last resort had no memory, for errors; \"\": it had.");
+  module.def(
+      "set_overflow", [](py::object function) { overflow_function() = std::move(function); }, py::arg("function"),
+      "Of a size, a tensor of so many bytes, whose memory an allocation takes that finds no room though nothing can "
+      "leave any more, or None. None: no such function.");
 }
 
 }  // namespace ebbtide::lms

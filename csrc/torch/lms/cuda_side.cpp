@@ -4,11 +4,11 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -16,12 +16,12 @@
 
 #include "api/ebbtide.h"
 #include "torch/lms/memory_callback.h"
-#include "torch/lms/overflow.h"
 #include "torch/lms/virtual_entry.h"
 
 namespace ebbtide::lms {
 namespace {
 
+constexpr const char* kOverflowTag = "lms.overflow";  // python/ebbtide/lms/devices.py
 constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
@@ -32,12 +32,6 @@ std::atomic<decltype(CudaHooks::make_fit)> fit_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
 std::atomic<decltype(CudaHooks::explain)> explain_hook{nullptr};
-
-bool is_of_a_tag(const void* address) {
-  bool is_found = false;
-  ebbtide_allocation_info info{};
-  return ebbtide_find(address, &is_found, &info, nullptr) == EBBTIDE_OK && is_found;
-}
 
 const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
 
@@ -58,7 +52,10 @@ class CudaSide final : public DeviceSide {
   c10::DataPtr allocate(c10::Device device, size_t size_bytes) const override {
     const c10::DeviceGuard guard(device);
     c10::DataPtr data = c10::GetAllocator(kCuda)->allocate(size_bytes);
-    if (is_of_a_tag(data.get()) && !Overflow::has(data.get()))
+    bool is_found = false;
+    ebbtide_allocation_info info{};
+    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found &&
+        std::strcmp(info.tag, kOverflowTag) != 0)
       throw std::runtime_error(
           "a saved tensor that has left the device is wanted inside a saver.region, whose tag would take it away with "
           "its own memory: run backward outside of the region, or inside saver.disabled()");
@@ -164,31 +161,6 @@ class Wanting {
   const size_t before_;
 };
 
-// Whether the thread's stream is being captured: a graph would use memory that nobody keeps for it.
-bool is_capturing() {
-  using IsCapturing = int (*)(void* stream, int* status);
-  static const auto ask = reinterpret_cast<IsCapturing>(::dlsym(RTLD_DEFAULT, "cuStreamIsCapturing"));
-  int status = 0;
-  const c10::Device device = guard_impl().getDevice();
-  return ask == nullptr || ask(cuda_side().handle_of(cuda_side().current_stream(device)), &status) != 0 || status != 0;
-}
-
-// Where nothing can leave any more. Inside a region, whose tag takes what is allocated, there is none.
-c10::DataPtr take_overflow(c10::Allocator* allocator, size_t size_bytes) {
-  const auto overflow = overflow_hook.load();
-  if (overflow == nullptr || is_capturing()) return {};
-  try {
-    constexpr size_t kProbeBytes = 1;
-    if (is_of_a_tag(former_allocate.load()(allocator, kProbeBytes).get())) return {};
-  } catch (const c10::OutOfMemoryError&) {
-    return {};
-  }
-  const c10::Device device = guard_impl().getDevice();
-  void* const address = overflow(device, size_bytes);
-  if (address == nullptr) return {};
-  return {address, address, &ebbtide_slot_free, device};
-}
-
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   const Wanting wanting(size_bytes);
   bool could_reclaim = reclaim_hook.load() != nullptr;
@@ -197,7 +169,8 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
       return former_allocate.load()(self, size_bytes);
     } catch (c10::OutOfMemoryError& error) {
       if (has_found_room(size_bytes, is_first)) continue;
-      if (c10::DataPtr other = take_overflow(self, size_bytes)) return other;
+      c10::DataPtr other;
+      if (const auto overflow = overflow_hook.load(); overflow != nullptr && overflow(size_bytes, &other)) return other;
       // LMS was switched off meanwhile, and its limit lifted before.
       if (!could_reclaim || reclaim_hook.load() != nullptr) {
         const auto explain = explain_hook.load();

@@ -1,6 +1,7 @@
 // Large model support on a GPU, in whatever memory torch's caching allocator hands out. No header of CUDA is needed.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 
 #include <cstddef>
@@ -18,8 +19,8 @@ struct CudaHooks {
   uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes, bool is_first);
   // Torch is about to give back what it caches, under its lock (Ledger::make_fit).
   Ledger::Fit (*make_fit)(c10::Device device, uint64_t wanted_bytes) noexcept;
-  // Memory for what finds no room, though nothing can leave any more; null: none (overflow.h).
-  void* (*overflow)(c10::Device device, size_t size_bytes);
+  // Memory for what finds no room, though nothing can leave any more; false: none.
+  bool (*overflow)(size_t size_bytes, c10::DataPtr* data);
   // Fits the limits of torch and of ebbtide to what has moved. Whether torch may hold more than before.
   bool (*balance)() noexcept;
   // Why nothing more could leave; "" where that is unknown.

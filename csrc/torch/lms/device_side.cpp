@@ -9,10 +9,14 @@
 #include "torch/lms/cuda_side.h"
 #include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
+#include "torch/lms/tag_memory.h"
 #include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
+
+constexpr const char* kOverflowTags[] = {"lms.overflow"};  // python/ebbtide/lms/devices.py
+constexpr TagMemory overflow_memory(kOverflowTags);
 
 SimulatedHooks hooks{};
 
@@ -52,7 +56,7 @@ class SimulatedSide final : public DeviceSide {
 
   uint64_t used_bytes(c10::Device /*device*/) const override { return hooks.used_bytes(); }
   uint64_t elsewhere_bytes(c10::Device /*device*/) const override {
-    return OptimizerStates::host_bytes() + Weights::host_bytes();
+    return OptimizerStates::host_bytes() + Weights::host_bytes() + overflow_memory.query().host_bytes;
   }
   uint64_t held_bytes(c10::Device /*device*/) const override { return query().held_bytes; }
   void release_cached(c10::Device /*device*/) const noexcept override { hooks.release_cached(); }

@@ -136,8 +136,8 @@ class Ledger {
     double seconds;
   };
   std::vector<BlockReport> recomputed_blocks();
-  // The step that ended last, on the device that saw the most.
-  std::optional<policy::KnownStep> latest_step();
+  // The step that ended last, on the device that saw the most, and of its plan's limit what takes no device memory.
+  std::optional<std::pair<policy::KnownStep, uint64_t>> latest_step();
   // Whether this thread allocates ahead of need.
   static bool is_prefetching() { return is_prefetching_; }
   // On return of a call that ends them, no eviction and no planned action is under way, and copies to the host that

@@ -159,15 +159,16 @@ std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
   return found;
 }
 
-std::optional<policy::KnownStep> Ledger::latest_step() {
+std::optional<std::pair<policy::KnownStep, uint64_t>> Ledger::latest_step() {
   const Lock lock(mutex_);
-  const policy::KnownStep* found = nullptr;
+  std::optional<std::pair<policy::KnownStep, uint64_t>> found;
   for (const auto& [device, steps] : steps_) {
     const policy::KnownStep* const step = steps.follower.latest();
     if (step == nullptr) continue;
-    if (found == nullptr || step->whole().events.size() > found->whole().events.size()) found = step;
+    if (!found || step->whole().events.size() > found->first.whole().events.size())
+      found.emplace(*step, steps.elsewhere_bytes);
   }
-  return found == nullptr ? std::nullopt : std::optional(*found);
+  return found;
 }
 
 }  // namespace ebbtide::lms

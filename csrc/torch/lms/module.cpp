@@ -18,7 +18,6 @@
 #include "torch/lms/ledger.h"
 #include "torch/lms/module_calls.h"
 #include "torch/lms/optimizer_states.h"
-#include "torch/lms/overflow.h"
 #include "torch/lms/packed.h"
 #include "torch/lms/saved_hooks.h"
 #include "torch/lms/weights.h"
@@ -270,7 +269,6 @@ PYBIND11_MODULE(_lms, module) {
   module.def("reset_statistics", [] {
     Ledger::instance().reset_statistics();
     OptimizerStates::instance().reset_statistics();
-    Overflow::instance().reset_statistics();
     Weights::instance().reset_statistics();
   });
   add_calls(module);

@@ -118,7 +118,7 @@ void add_reports(py::module_& module) {
       [=]() -> py::object {
         const auto step = ledger().latest_step();
         if (!step) return py::none();
-        return to_python(policy::report_on(*step));
+        return to_python(policy::report_on(step->first, step->second));
       },
       "Of the latest step: the limit of its plan, the bytes that it would need without one, (module, kept, evicted, "
       "recomputed bytes), and (seconds, bytes in use) without the plan and with it. None: there was no step.");
@@ -126,7 +126,8 @@ void add_reports(py::module_& module) {
       "step_forecast",
       [=](uint64_t limit_bytes) {
         const auto step = ledger().latest_step();
-        const policy::Forecast found = step ? policy::forecast_at(*step, limit_bytes) : policy::Forecast();
+        const policy::Forecast found =
+            step ? policy::forecast_at(step->first, limit_bytes + step->second) : policy::Forecast();
         return py::make_tuple(found.seconds, found.moved_bytes, found.recomputed_calls, found.state_bytes);
       },
       py::arg("limit_bytes"),

@@ -14,6 +14,7 @@ from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.values.arguments import backup_code
 
 TAG = "lms"
+OVERFLOW_TAG = "lms.overflow"
 _HOLDER = "large model support (name the tags that you mean, or call ebbtide.lms.disable())"
 _RESERVE_BYTES = 512 << 20  # what a limit of None leaves free, or a sixteenth of the device where that is less
 
@@ -121,7 +122,7 @@ class SimulatedDevice:
 
     def is_ordinary(self, tensor: Any) -> bool:
         found = _core.find(tensor.untyped_storage().data_ptr())
-        return found is not None and found.tag == TAG
+        return found is not None and found.tag in (TAG, OVERFLOW_TAG)
 
     def ordinary(self) -> AbstractContextManager[Any]:
         return region(TAG)
@@ -248,7 +249,10 @@ class CudaDevice:
         self.balance()
 
     def is_ordinary(self, tensor: Any) -> bool:
-        return tensor.is_cuda and _core.find(tensor.untyped_storage().data_ptr()) is None
+        if not tensor.is_cuda:
+            return False
+        found = _core.find(tensor.untyped_storage().data_ptr())
+        return found is None or found.tag == OVERFLOW_TAG
 
     def ordinary(self) -> AbstractContextManager[Any]:
         return disabled()

@@ -36,8 +36,8 @@ def stats() -> dict[str, int | float]:
     counters before leave out. weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights.
     streamed_bytes: what lay on the host and passed through the device in optimizer steps and in forward passes without
     gradients. slow_reads: optimizer steps and uses of weights that read memory on the host, over the bus. margin_bytes:
-    the most that the latest plan leaves free because free memory lies in pieces. overflow_bytes: allocated on the host,
-    since nothing could leave any more.
+    the most that the latest plan leaves free because free memory lies in pieces. overflow_bytes,
+    peak_overflow_bytes: on the host now and at most, since nothing could leave any more when they were allocated.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
@@ -49,7 +49,7 @@ def stats() -> dict[str, int | float]:
     found["slow_reads"] += extension.state_statistics()["slow_reads"]
     found["state_host_bytes"] = extension.state_host_bytes()
     found["streamed_bytes"] = counting.streamed_bytes()
-    found["overflow_bytes"] = extension.overflow_bytes()
+    found["overflow_bytes"], found["peak_overflow_bytes"] = control.overflow_bytes()
     found["device_bytes"], found["peak_device_bytes"] = control.held_bytes()
     return found
 
@@ -58,7 +58,8 @@ _COUNTERS = (
     *("device_bytes", "peak_device_bytes", "evicted_bytes", "loaded_bytes", "evictions", "prefetch_hits"),
     *("prefetch_late", "waited_seconds", "hidden_seconds", "slow_reads", "host_bytes", "margin_bytes"),
     *("state_evicted_bytes", "state_loaded_bytes", "state_host_bytes"),
-    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes", "streamed_bytes", "overflow_bytes"),
+    *("weight_evicted_bytes", "weight_loaded_bytes", "weight_host_bytes", "streamed_bytes"),
+    *("overflow_bytes", "peak_overflow_bytes"),
 )
 
 
@@ -88,7 +89,7 @@ def report() -> str:
         ("weights on the host now", format_size(int(numbers["weight_host_bytes"]))),
         ("passed through in optimizer steps", format_size(int(numbers["streamed_bytes"]))),
         ("reads of states and weights on the host", f"{numbers['slow_reads']:,}"),
-        ("allocated on the host", format_size(int(numbers["overflow_bytes"]))),
+        ("new memory on the host, and at most", _pair(numbers["overflow_bytes"], numbers["peak_overflow_bytes"])),
     ]
     step = _latest_step()
     if step is not None and step.peak > step.limit:
@@ -165,10 +166,9 @@ def _rows_of(step: _Step) -> list[tuple[str, str]]:
         parts = [("kept", kept), ("evicted", evicted), ("recomputed", recomputed)]
         told = ", ".join(f"{what} {format_size(size)}" for what, size in parts if size)
         rows.append((f"saved in a step: {name}", told))
-    rows.append(("forecast of a step", _forecast(step.limit)))
-    for part in range(1, _OTHER_LIMITS + 1):
-        more = (step.peak - step.limit) * part // _OTHER_LIMITS
-        rows.append((f"with {format_size(more)} more", _forecast(step.limit + more)))
+    for part in range(_OTHER_LIMITS + 1):
+        limit = step.limit + (step.peak - step.limit) * part // _OTHER_LIMITS
+        rows.append((f"forecast of a step within {format_size(limit)}", _forecast(limit)))
     return rows
 
 
@@ -197,7 +197,7 @@ def _pair(first: float, second: float) -> str:
 def _advice(numbers: dict[str, int | float]) -> str:
     if not control.is_enabled() and not numbers["evictions"]:
         return "Large model support is off: ebbtide.lms.enable(limit=...) turns it on."
-    if numbers["overflow_bytes"]:
+    if numbers["peak_overflow_bytes"]:
         return "Memory was so short that new tensors lie on the host: a higher limit or a smaller batch is faster."
     if not any(numbers[name] for name in _LEFT):
         return "Nothing had to leave: the limit can be lower, or the batch larger."
