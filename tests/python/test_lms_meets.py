@@ -63,10 +63,12 @@ def test_saved_tensors_leave_for_a_tag_that_comes_back(lms, saver, tag, tag2, op
     lms.enable(limit=_core.query_device(0).held_bytes + 4 * MIB, min_size=SMALL)
     size = saver.pause(tag).bytes
     given = torch.ones(SIZE, requires_grad=True)
-    out = given
+    out, held = given, []  # held: so that no plan for another test's step makes them leave before
     for _ in range(50):  # 12.5 MiB
         out = (out * 1.01).tanh()
+        held.append(out)
     assert _core.query_device(0).room_bytes < size
+    held.clear()
     if operation == "resume":
         saver.resume(tag)
     else:

@@ -103,7 +103,7 @@ void explain_in(char* text, size_t capacity) {
   text[capacity - 1] = '\0';
 }
 
-// `control.take_overflow`, while the program allows it.
+// `devices.take_overflow`, while the program allows it.
 py::object& overflow_function() {
   static py::object& function = *new py::object();
   return function;

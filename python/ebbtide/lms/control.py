@@ -1,5 +1,6 @@
 """`ebbtide.lms.enable` and what it turns on."""
 
+import functools
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -7,19 +8,16 @@ from typing import Any, Literal, NamedTuple
 
 from ebbtide import _core, driver_choice, logs, settings, torch_extension
 from ebbtide.errors import OutOfMemoryError, StateError
-from ebbtide.lms import calls, custom_functions, optimizer_states, outside, weights
-from ebbtide.lms.devices import OVERFLOW_TAG, CudaDevice, Device, SimulatedDevice
+from ebbtide.lms import calls, custom_functions, devices, optimizer_states, outside, weights
+from ebbtide.lms.devices import CudaDevice, Device, SimulatedDevice
 from ebbtide.locks import make_lock
-from ebbtide.saver.pools import captures
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.regions import startup
-from ebbtide.saver.regions.region import region
 from ebbtide.sizes import format_size, parse_size
 from ebbtide.torch_support import versions
 from ebbtide.torch_support.torch_names import find
 
 DEFAULT_MIN_SIZE = 1 << 20
-_IN_REGION = 2  # EBBTIDE_TAGGING_ON of csrc/api/ebbtide_threads.h
 
 _lock = make_lock()
 
@@ -35,7 +33,6 @@ class _Settings:
         self.host_limit: int | None = None
         self.recompute: Recompute = False
         self.overflow = False
-        self.peak_overflow_bytes = 0  # on the host
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
 
     def given(self) -> "_Given":
@@ -155,7 +152,9 @@ def _enable(given: _Given) -> Enabled:
                 _turn_off()
             raise
         _now.min_size, _now.host_limit, _now.recompute, _now.overflow = least, host, recompute, overflow
-        _extension().set_overflow(take_overflow if overflow else None)
+        assert _now.device is not None
+        take = functools.partial(devices.take_overflow, _now.device, _extension())
+        _extension().set_overflow(take if overflow else None)
         _apply_rules()
         _apply_recompute()
     if logs.is_enabled():
@@ -203,7 +202,7 @@ def _turn_on() -> None:
     _now.device = device  # noted first: `disable` ends what an interrupt leaves
     device.attach(extension)
     extension.reset_statistics()
-    _now.peak_overflow_bytes = 0
+    devices.forget_overflow()
     optimizer_states.install(extension, device)
     weights.install(extension, device)
     calls.install(extension)
@@ -295,35 +294,6 @@ def held_bytes() -> tuple[int, int]:
     """Device memory that ebbtide holds, of the fullest device, and the most since LMS was turned on."""
     device = _now.device or SimulatedDevice()
     return device.held_bytes(), device.peak_bytes()
-
-
-def take_overflow(size_bytes: int) -> Any:
-    """Memory for an allocation that finds no room, though nothing can leave any more: a tensor of so many bytes in a
-    tag of its own, on the host as far as the device has no room. None: a region of the program takes what this thread
-    allocates, a graph is captured, or the host has no room either.
-    """
-    import torch
-
-    device, backend = _now.device, startup.backend()
-    if device is None or backend is None or captures.is_capturing() or _core.thread_policy()[0] == _IN_REGION:
-        return None
-    extension = _extension()
-    try:
-        with device.making(trims=False), region(OVERFLOW_TAG, overflow="split"):
-            taken = torch.empty(size_bytes, dtype=torch.uint8, device=backend.device_type)
-    except torch.OutOfMemoryError as error:
-        extension.note_overflow(f"and the host has no room for it: {str(error).splitlines()[0]}")
-        return None
-    extension.note_overflow("")
-    _now.peak_overflow_bytes = max(overflow_bytes())
-    return taken
-
-
-def overflow_bytes() -> tuple[int, int]:
-    """Of what `take_overflow` gave: on the host now, and the most since LMS was turned on."""
-    info = _core.query_tag(OVERFLOW_TAG)
-    now = 0 if info is None else info.host_bytes
-    return now, max(now, _now.peak_overflow_bytes)
 
 
 def evict(wanted_bytes: int) -> int:

@@ -9,12 +9,13 @@ from ebbtide import _core, torch_extension
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
-from ebbtide.saver.regions import entry
+from ebbtide.saver.regions import entry, startup
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.values.arguments import backup_code
 
 TAG = "lms"
 OVERFLOW_TAG = "lms.overflow"
+_IN_REGION = 2  # EBBTIDE_TAGGING_ON of csrc/api/ebbtide_threads.h
 _HOLDER = "large model support (name the tags that you mean, or call ebbtide.lms.disable())"
 _RESERVE_BYTES = 512 << 20  # what a limit of None leaves free, or a sixteenth of the device where that is less
 
@@ -277,6 +278,49 @@ class _Making:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._makings.discard(self)
         self._device.balance()
+
+
+# --- the last resort ---
+
+
+def take_overflow(device: Device, extension: Any, size_bytes: int) -> Any:
+    """Memory for an allocation that finds no room, though nothing can leave any more: a tensor of so many bytes in a
+    tag of its own, on the host as far as the device has no room. None: a region of the program takes what this thread
+    allocates, a graph is captured, or the host has no room either.
+    """
+    import torch
+
+    backend = startup.backend()
+    if backend is None or captures.is_capturing() or _core.thread_policy()[0] == _IN_REGION:
+        return None
+    try:
+        with device.making(trims=False), region(OVERFLOW_TAG, overflow="split"):
+            taken = torch.empty(size_bytes, dtype=torch.uint8, device=backend.device_type)
+    except torch.OutOfMemoryError as error:
+        extension.note_overflow(f"and the host has no room for it: {str(error).splitlines()[0]}")
+        return None
+    extension.note_overflow("")
+    _overflow.most_bytes = max(overflow_bytes())
+    return taken
+
+
+def overflow_bytes() -> tuple[int, int]:
+    """Of what `take_overflow` gave: on the host now, and the most since `forget_overflow`."""
+    info = _core.query_tag(OVERFLOW_TAG)
+    now = 0 if info is None else info.host_bytes
+    return now, max(now, _overflow.most_bytes)
+
+
+def forget_overflow() -> None:
+    """Starts a new peak."""
+    _overflow.most_bytes = 0
+
+
+class _Overflow:
+    most_bytes = 0  # at once on the host
+
+
+_overflow = _Overflow()
 
 
 class _Memory:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ebbtide import driver_choice, torch_extension
 from ebbtide.errors import StateError
-from ebbtide.lms import calls, control, outside
+from ebbtide.lms import calls, control, devices, outside
 from ebbtide.lms.streaming import counting
 from ebbtide.sizes import format_size
 
@@ -49,7 +49,7 @@ def stats() -> dict[str, int | float]:
     found["slow_reads"] += extension.state_statistics()["slow_reads"]
     found["state_host_bytes"] = extension.state_host_bytes()
     found["streamed_bytes"] = counting.streamed_bytes()
-    found["overflow_bytes"], found["peak_overflow_bytes"] = control.overflow_bytes()
+    found["overflow_bytes"], found["peak_overflow_bytes"] = devices.overflow_bytes()
     found["device_bytes"], found["peak_device_bytes"] = control.held_bytes()
     return found
 
