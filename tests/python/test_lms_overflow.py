@@ -93,14 +93,16 @@ def test_inside_a_region_memory_gets_its_tag_or_an_error(lms, saver, tag):
 
 
 def test_no_room_on_the_host_either(lms):
-    with lms.enable(limit="8MiB", host_limit="16MiB", overflow=True):
-        with pytest.raises(torch.OutOfMemoryError, match="host_limit"):
-            torch.empty(64 * MIB)
+    with lms.enable(limit="8MiB", host_limit="128MiB", overflow=True):  # the ring for copies may have 64 MiB of it
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match="host_limit") as failed:
+                torch.empty(64 * MIB)
+            assert str(failed.value).count("the host has no room") == 1
         assert overflowed(torch.empty(3 * MIB))
 
 
 def test_many_small_tensors_share_memory(lms):
-    with lms.enable(limit="4MiB", host_limit="64MiB", overflow=True):
+    with lms.enable(limit="4MiB", host_limit="128MiB", overflow=True):
         held = [torch.full((1024, 1024), 1.0)]
         held += [torch.full((4,), float(number)) for number in range(2000)]
         assert overflowed(held[-1]) and [each[0].item() for each in held[1:]] == list(range(2000))

@@ -293,13 +293,13 @@ def take_overflow(device: Device, extension: Any, size_bytes: int) -> Any:
     backend = startup.backend()
     if backend is None or captures.is_capturing() or _core.thread_policy()[0] == _IN_REGION:
         return None
+    extension.note_overflow("")
     try:
         with device.making(trims=False), region(OVERFLOW_TAG, overflow="split"):
             taken = torch.empty(size_bytes, dtype=torch.uint8, device=backend.device_type)
-    except torch.OutOfMemoryError as error:
-        extension.note_overflow(f"and the host has no room for it: {str(error).splitlines()[0]}")
+    except torch.OutOfMemoryError:
+        extension.note_overflow("and the host has no room for it either, within host_limit")
         return None
-    extension.note_overflow("")
     _overflow.most_bytes = max(overflow_bytes())
     return taken
 
