@@ -1,5 +1,6 @@
 """`ebbtide.lms.enable(overflow=True)`: where nothing can leave any more, new memory lies on the host."""
 
+import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ebbtide import _core  # noqa: E402
+from ebbtide import _core, torch_extension  # noqa: E402
 from lms_model import MIB, SMALL, train  # noqa: E402
 
 pytestmark = pytest.mark.sim_only
@@ -141,6 +142,24 @@ def test_weights_and_states_made_there_come_back_under_a_higher_limit(lms):
         assert losses == plain
         tensors = [*model.parameters(), *(each for state in optimizer.state.values() for each in state.values())]
         assert not any(overflowed(each) for each in tensors if each.nbytes >= MIB)
+
+
+def test_an_interrupt_in_it_is_not_lost(lms):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    extension = torch_extension.load("_lms")
+    with lms.enable(limit="8MiB", overflow=True):
+        extension.set_overflow(interrupted)
+        came = False
+        try:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                torch.empty(16 * MIB)
+            for _ in range(1000):
+                pass
+        except KeyboardInterrupt:
+            came = True
+        assert came
 
 
 def test_a_forked_child_drops_them(run_python):

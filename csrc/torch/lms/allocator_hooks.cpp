@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -40,6 +41,15 @@ py::object& balance_function() {
   return function;
 }
 
+// Of a hook, which must not fail. An interrupt that came in it comes again afterwards.
+void discard(py::error_already_set& error) {
+  if (error.matches(PyExc_KeyboardInterrupt)) {
+    PyErr_SetInterrupt();
+  } else {
+    error.discard_as_unraisable("ebbtide.lms");
+  }
+}
+
 bool balance() noexcept {
   if (Py_IsInitialized() == 0) return false;
   try {
@@ -50,7 +60,7 @@ bool balance() noexcept {
     try {
       return function().cast<bool>();
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("ebbtide.lms");
+      discard(error);
     }
   } catch (const std::exception&) {
     // The limits stay as they were.
@@ -109,23 +119,26 @@ py::object& overflow_function() {
   return function;
 }
 
+// Whether there is one: where there is none, an allocation that fails does not wait for the GIL.
+std::atomic<bool> may_overflow{false};
+
 // Whether the thread is in it already: what that allocates finds no room either.
 thread_local bool is_overflowing = false;
 
 // The tensor's memory, without the tensor. No error leaves: the allocation that asked has one.
 bool overflow(size_t size_bytes, c10::DataPtr* data) {
-  if (is_overflowing || Ledger::is_prefetching() || Py_IsInitialized() == 0) return false;
+  if (!may_overflow.load() || is_overflowing || Ledger::is_prefetching() || Py_IsInitialized() == 0) return false;
   try {
     const py::gil_scoped_acquire gil;
     const py::error_scope kept;
     const py::object function = overflow_function();
-    if (!function || function.is_none()) return false;
+    if (!function || function.is_none()) return false;  // since the look at may_overflow
     is_overflowing = true;
     py::object found;
     try {
       found = function(size_bytes);
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("ebbtide.lms");
+      discard(error);
     }
     is_overflowing = false;
     if (!found || !THPVariable_Check(found.ptr())) return false;
@@ -172,7 +185,7 @@ void add_allocator_hooks(py::module_& module) {
         return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain_in),
                               reinterpret_cast<uintptr_t>(&overflow));
       },
-      "For `_torch.set_reclaim`.");
+      "For `_torch.set_reclaimer`.");
   module.def(
       "note_outside", [](std::string text) { outside_text().note(std::move(text)); }, py::arg("text"),
       "A sentence on states and weights that can't leave, for errors; \"\": none.");
@@ -180,7 +193,12 @@ void add_allocator_hooks(py::module_& module) {
       "note_overflow", [](std::string text) { overflow_text().note(std::move(text)); }, py::arg("text"),
       "A sentence on why the last resort had no memory, for errors; \"\": it had.");
   module.def(
-      "set_overflow", [](py::object function) { overflow_function() = std::move(function); }, py::arg("function"),
+      "set_overflow",
+      [](py::object function) {
+        may_overflow.store(!function.is_none());
+        overflow_function() = std::move(function);
+      },
+      py::arg("function"),
       "Of a size, a tensor of so many bytes, whose memory an allocation takes that finds no room though nothing can "
       "leave any more, or None. None: no such function.");
 }
