@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -21,7 +20,6 @@
 namespace ebbtide::lms {
 namespace {
 
-constexpr const char* kOverflowTag = "lms.overflow";  // python/ebbtide/lms/devices.py
 constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
@@ -54,8 +52,7 @@ class CudaSide final : public DeviceSide {
     c10::DataPtr data = c10::GetAllocator(kCuda)->allocate(size_bytes);
     bool is_found = false;
     ebbtide_allocation_info info{};
-    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found &&
-        std::strcmp(info.tag, kOverflowTag) != 0)
+    if (ebbtide_find(data.get(), &is_found, &info, nullptr) == EBBTIDE_OK && is_found && !overflow_memory.has(info.tag))
       throw std::runtime_error(
           "a saved tensor that has left the device is wanted inside a saver.region, whose tag would take it away with "
           "its own memory: run backward outside of the region, or inside saver.disabled()");

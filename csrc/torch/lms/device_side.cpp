@@ -9,14 +9,10 @@
 #include "torch/lms/cuda_side.h"
 #include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
-#include "torch/lms/tag_memory.h"
 #include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
-
-constexpr const char* kOverflowTags[] = {"lms.overflow"};  // python/ebbtide/lms/devices.py
-constexpr TagMemory overflow_memory(kOverflowTags);
 
 SimulatedHooks hooks{};
 

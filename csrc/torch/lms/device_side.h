@@ -10,9 +10,14 @@
 #include <cstdint>
 #include <memory>
 
+#include "torch/lms/tag_memory.h"
 #include "torch/lms/transfer.h"
 
 namespace ebbtide::lms {
+
+// What finds no room on the device, though nothing can leave any more.
+inline constexpr const char* kOverflowTags[] = {"lms.overflow"};  // python/ebbtide/lms/devices.py
+inline constexpr TagMemory overflow_memory(kOverflowTags);
 
 // When the device came to a place in its work.
 class TimeMark {

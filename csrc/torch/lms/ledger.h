@@ -216,6 +216,7 @@ class Ledger {
   bool send_planned_states();
   static void set_times(Steps& steps);
   void load_ahead(Steps& steps, const SavedStorage& saved);
+  static uint64_t limit_now(c10::Device device, const Steps& steps);
   policy::StepRules rules_for(c10::Device device, const Steps& steps) const;
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);

@@ -100,8 +100,7 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
 void Ledger::note_shortage(c10::Device device) {
   Steps& steps = steps_[device.index()];
   steps.follower.fell_short(statistics_.host_bytes);
-  const uint64_t limit_bytes = side_of(device).limit_bytes(device) + steps.elsewhere_bytes;
-  steps.least_limit_bytes = std::min(steps.least_limit_bytes, limit_bytes);
+  steps.least_limit_bytes = std::min(steps.least_limit_bytes, limit_now(device, steps));
 }
 
 // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
@@ -133,10 +132,15 @@ void Ledger::set_times(Steps& steps) {
   }
 }
 
+// Of the demand, wherever it lies, without states that plans send away.
+uint64_t Ledger::limit_now(c10::Device device, const Steps& steps) {
+  return side_of(device).limit_bytes(device) + steps.elsewhere_bytes;
+}
+
 policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) const {
-  const uint64_t limit_bytes = side_of(device).limit_bytes(device) + steps.elsewhere_bytes;
   const auto rate = [&](const Rate& shown) { return assumed_rate_ > 0 ? assumed_rate_ : shown.bytes_per_second(); };
-  return {.limits = {limit_bytes, rate(out_), rate(in_), steps.state_bytes, static_cast<double>(steps_per_update_)},
+  return {.limits = {limit_now(device, steps), rate(out_), rate(in_), steps.state_bytes,
+                     static_cast<double>(steps_per_update_)},
           .forbidden = forbidden_,
           .may_recompute = may_recompute_,
           .is_timed = steps.marks.size() > 1,
