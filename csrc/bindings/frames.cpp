@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/ebbtide_settings.h"
+#include "bindings/segments.h"
 
 namespace py = pybind11;
 
@@ -56,6 +57,7 @@ int Frame::capture_count() { return open_captures; }
 void Frame::forget_parent() {
   ++generation;
   open_captures = 0;
+  forget_segment_holds();
 }
 
 bool Frame::is_of_this_process() const { return generation_ == generation; }
@@ -73,7 +75,13 @@ std::shared_ptr<HeldLease> Frame::open_lease(const std::string& tag, const std::
 std::shared_ptr<HeldLease> Frame::withhold() { return leases_.emplace_back(std::make_shared<HeldLease>()); }
 
 void Frame::begin_capture() {
-  call(ebbtide_begin_capture);
+  hold_segments();
+  try {
+    call(ebbtide_begin_capture);
+  } catch (...) {
+    release_segments();
+    throw;
+  }
   ++captures_;
   ++open_captures;
 }
@@ -98,12 +106,14 @@ std::string Frame::name() const {
 }
 
 void Frame::activate() {
+  if (has_uses()) hold_segments();
   size_t begun = 0;
   try {
     for (; begun < uses_.size(); ++begun) uses_[begun].token = uses_[begun].enter(*uses_[begun].arguments);
   } catch (py::error_already_set&) {
     FirstError ignored;  // that of the beginning goes first
     while (begun-- > 0) ignored.attempt([&] { end_use(uses_[begun]); });
+    release_segments();
     throw;
   }
   is_active_ = true;
@@ -116,6 +126,7 @@ void Frame::deactivate(FirstError& error, std::vector<py::object>* kept) {
     py::object token = std::exchange(use->token, {});
     if (kept != nullptr) kept->push_back(std::move(token));
   }
+  if (has_uses()) release_segments();
 }
 
 void Frame::end_leases_and_captures() noexcept {
@@ -129,6 +140,7 @@ void Frame::end_leases_and_captures() noexcept {
   for (; captures_ > 0; --captures_) {
     if (!is_of_this_process()) continue;
     --open_captures;
+    release_segments();
     without_gil([] { return ebbtide_end_capture(nullptr); });  // runs the frees that captures deferred
   }
 }

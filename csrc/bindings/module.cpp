@@ -6,6 +6,7 @@
 #include "bindings/call.h"
 #include "bindings/frames.h"
 #include "bindings/records.h"
+#include "bindings/segments.h"
 
 namespace py = pybind11;
 using namespace ebbtide::bindings;
@@ -39,4 +40,5 @@ PYBIND11_MODULE(_core, module) {
   register_living(module);
   register_settings(module);
   register_frames(module);
+  register_segments(module);
 }

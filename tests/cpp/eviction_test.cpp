@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <set>
 #include <vector>
@@ -34,16 +33,6 @@ TEST(Eviction, TheLastUsedLeavesFirst) {
 TEST(Eviction, ALargeOneSparesTheSmallOnesBeforeIt) {
   EXPECT_EQ(policy::choose_evictions({{2, 9}, {3, 8}, {100, 7}}, 50), std::vector<size_t>({2}));
   EXPECT_EQ(policy::choose_evictions({{60, 9}, {3, 8}, {100, 7}}, 150), std::vector<size_t>({0, 2}));
-}
-
-TEST(Eviction, WhatFitsBestLeavesForOnePiece) {
-  using policy::choose_fitting;
-  EXPECT_EQ(choose_fitting({}, 8), std::nullopt);
-  EXPECT_EQ(choose_fitting({{7, 1}, {0, 2}}, 8), std::nullopt) << "two pieces are not one";
-  EXPECT_EQ(choose_fitting({{0, 1}}, 0), std::nullopt) << "what can't leave";
-  EXPECT_EQ(choose_fitting({{90, 9}, {20, 3}, {30, 5}}, 16), size_t{1}) << "the least is left over";
-  EXPECT_EQ(choose_fitting({{16, 1}, {17, 3}, {18, 2}, {19, 9}}, 16), size_t{1}) << "of close ones, the one used last";
-  EXPECT_EQ(choose_fitting({{40, 2}, {40, 7}, {40, 3}}, 16), size_t{1}) << "of equal ones, the one used last";
 }
 
 TEST(Eviction, EnoughLeavesAndNothingThatNeedNot) {

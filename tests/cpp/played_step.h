@@ -213,8 +213,11 @@ class StepPlayer {
   void evict_on_demand() {
     const uint64_t limit_bytes = rules_.limits.limit_bytes;
     if (demand() <= limit_bytes + away_bytes_) return;
-    played_.missing_bytes = std::max(played_.missing_bytes, demand() - limit_bytes - away_bytes_);
+    const uint64_t missing_bytes = demand() - limit_bytes - away_bytes_;
+    played_.missing_bytes = std::max(played_.missing_bytes, missing_bytes);
     checked_.missed(demand());
+    checked_.follower.fell_short(missing_bytes + missed_bytes_);
+    missed_bytes_ += missing_bytes;
     while (demand() > limit_bytes + away_bytes_) {
       uint32_t first = kNone;
       for (uint32_t storage = 0; storage < storages_.size(); ++storage) {
@@ -223,7 +226,6 @@ class StepPlayer {
       }
       if (first == kNone) return;
       leave(first);
-      checked_.follower.fell_short(away_bytes_);
     }
   }
 
@@ -248,6 +250,7 @@ class StepPlayer {
   std::vector<uint32_t> calls_;     // their indices in the step
   std::map<uint64_t, uint32_t> indices_;
   uint64_t away_bytes_ = 0, dropped_bytes_ = 0;
+  uint64_t missed_bytes_ = 0;  // so far
   double delay_ = 0;
   uint32_t event_ = 0;
   PlayedStep played_;

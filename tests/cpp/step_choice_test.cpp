@@ -21,7 +21,7 @@ StepLimits limits_at(const StepRecord& record, uint64_t percent) {
 }
 
 StepChoice choose(const StepRecord& record, const StepLimits& limits) {
-  return choose_steps(record, {}, limits, find_blocks(record, {})).front();
+  return choose_steps(record, limits, find_blocks(record, {})).front();
 }
 
 struct Outcome {
@@ -117,13 +117,13 @@ TEST(StepChoice, OfAConvolutionalNetworkTheFirstBlocksAreRecomputed) {
 TEST(StepChoice, WhereEverythingFitsNothingHappens) {
   for (const StepRecord& record : models()) {
     const std::vector<StepChoice> choices =
-        choose_steps(record, {}, at_limit(peak_bytes(record)), find_blocks(record, {}));
+        choose_steps(record, at_limit(peak_bytes(record)), find_blocks(record, {}));
     ASSERT_EQ(choices.size(), 1u);
     EXPECT_TRUE(choices[0].recomputed.empty() && choices[0].plan.actions.empty());
     EXPECT_EQ(choices[0].moved_bytes, 0u);
     EXPECT_DOUBLE_EQ(choices[0].seconds, record.events.back().seconds);
   }
-  const std::vector<StepChoice> nothing = choose_steps({}, {}, {}, {});
+  const std::vector<StepChoice> nothing = choose_steps({}, {}, {});
   ASSERT_EQ(nothing.size(), 1u);
   EXPECT_EQ(nothing[0].seconds, 0);
 }
@@ -174,7 +174,7 @@ TEST(StepChoice, ChoicesAreOfOtherKindsAndNearTheBest) {
     const StepRecord record = random_blocks(random, 4 + random() % 40);
     const StepLimits limits = limits_at(record, 20 + random() % 90);
     const std::vector<Block> blocks = find_blocks(record, {});
-    const std::vector<StepChoice> choices = choose_steps(record, {}, limits, blocks);
+    const std::vector<StepChoice> choices = choose_steps(record, limits, blocks);
     ASSERT_FALSE(choices.empty());
     ASSERT_LE(choices.size(), 3u);
     std::vector<size_t> kinds;
@@ -196,21 +196,6 @@ TEST(StepChoice, ChoicesAreOfOtherKindsAndNearTheBest) {
     several += choices.size() > 1 ? 1 : 0;
   }
   EXPECT_GT(several, 20u);
-}
-
-TEST(StepChoice, AMarginIsHeldAsWell) {
-  const StepRecord record = transformer_step(1280, 4096);
-  const StepLimits limits = limits_at(record, 100);
-  uint32_t peak_at = 0;
-  for (uint32_t event = 0; event < record.events.size(); ++event)
-    if (record.events[event].demand_bytes > record.events[peak_at].demand_bytes) peak_at = event;
-  const uint64_t margin_bytes = peak_bytes(record) / 4;
-  const Margins margins = {{peak_at, margin_bytes}, {kNone, 100}};
-  for (const StepChoice& choice : choose_steps(record, margins, limits, find_blocks(record, {}))) {
-    EXPECT_EQ(choice.plan.excess_bytes, 0u);
-    const std::vector<int64_t> held = held_bytes(choice.record, choice.plan.departures);
-    EXPECT_LE(held[peak_at] + static_cast<int64_t>(margin_bytes), static_cast<int64_t>(limits.limit_bytes));
-  }
 }
 
 // Most of the memory is used late in backward: by gradients, which no block helps against.

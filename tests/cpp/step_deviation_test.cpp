@@ -224,7 +224,7 @@ TEST(StepDeviation, PaddedBatchesHoldTheLimitWithoutEndlessPlans) {
       if (step < 20) continue;
       short_steps += run.missing_bytes > 0 ? 1 : 0;
       const std::vector<Block> blocks = may_recompute ? find_blocks(batch, {}) : std::vector<Block>();
-      direct += choose_steps(batch, {}, rules.limits, blocks).front().seconds;
+      direct += choose_steps(batch, rules.limits, blocks).front().seconds;
       taken += replay(run.happened, run.done).seconds;
     }
     EXPECT_LE(short_steps, 25u);

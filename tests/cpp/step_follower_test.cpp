@@ -57,7 +57,8 @@ TEST(StepFollower, RandomStepsHoldTheLimit) {
   std::mt19937_64 random(21);
   size_t departures = 0;
   for (int round = 0; round < 300; ++round) {
-    const StepRecord record = random_step(random, 10 + random() % 200);
+    StepRecord record = random_step(random, 10 + random() % 200);
+    use_typical_times(record);
     const StepRules rules = rules_at({part_of_peak(record, 30 + random() % 70), 1000, 1000});
     CheckedFollower checked;
     play(checked, record, rules, kPlanned);
@@ -190,7 +191,7 @@ TEST(StepFollower, AnyCallsInAnyOrderDoNoHarm) {
   uint64_t last = 0;
   for (int step = 0; step < 10'000; ++step) {
     // Often a step that was seen before, and sometimes only its beginning.
-    std::mt19937_64 random(any() % 6);
+    std::mt19937_64 random(any() % 12);
     size_t calls = random() % 90;
     if (any() % 4 == 0) calls = any() % 90;
     const size_t deviation = any() % 2 == 0 ? SIZE_MAX : any() % 90;
@@ -237,7 +238,7 @@ TEST(StepFollower, AnyCallsInAnyOrderDoNoHarm) {
     if (HasFailure()) return;
   }
   EXPECT_GT(releases, 1000u);
-  EXPECT_GT(loads, 100u);
+  EXPECT_GT(loads, 50u);
   EXPECT_GT(followed, 1000u);
   EXPECT_GT(recomputed, 0u);
 }

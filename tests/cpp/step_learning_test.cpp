@@ -1,9 +1,10 @@
-// What later steps change in the plans for a known one: demands, margins, times, and which choice stays.
+// What later steps change in the plans for a known one: demands, times, the margin, and which choice stays.
 #include "policy/lms/known_step.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -96,7 +97,7 @@ TEST(StepLearning, ALargeGrowthAsksForAnotherChoice) {
   const PlayedStep last = play(checked, higher, rules);
   EXPECT_EQ(last.missing_bytes, 0u);
   // As good as one that was recorded so.
-  const double direct = choose_steps(higher, {}, rules.limits, find_blocks(higher, {})).front().seconds;
+  const double direct = choose_steps(higher, rules.limits, find_blocks(higher, {})).front().seconds;
   EXPECT_LE(replay(last.happened, last.done).seconds, 1.05 * direct);
 }
 
@@ -132,43 +133,33 @@ TEST(StepLearning, StatesThatPlansHaveOnTheHostAreRoom) {
   EXPECT_GT(checked.follower.latest_choice()->plan.departures.size(), 0u);
 }
 
-// --- Margins ---
+// --- The margin ---
 
-TEST(StepLearning, MarginsAreLearnedAtOnceAndFallSeldom) {
-  LearnedMargins margins;
-  EXPECT_FALSE(margins.note({}));
-  EXPECT_TRUE(margins.note({{3, 1000}}));
-  EXPECT_TRUE(margins.note({{3, 500}, {5, 100}}));
-  EXPECT_EQ(margins.by_event(), (Margins{{3, 1000}, {5, 100}}));
-  EXPECT_EQ(margins.most_bytes(), 1000u);
+TEST(StepLearning, AMarginGrowsAtOnceAndFallsSeldom) {
+  Margin margin;
+  EXPECT_FALSE(margin.note(0, 100'000));
+  EXPECT_TRUE(margin.note(600, 100'000));
+  EXPECT_TRUE(margin.note(400, 100'000));
+  EXPECT_EQ(margin.bytes(), 1000u);
   // Each time that a fall was too early, the next one takes twice as long.
-  uint64_t patience = 16;
+  uint64_t patience = 64;
   for (int round = 0; round < 4; ++round, patience *= 2) {
-    for (uint64_t step = 1; step < patience; ++step) EXPECT_FALSE(margins.note({}));
-    EXPECT_TRUE(margins.note({}));
-    EXPECT_EQ(margins.most_bytes(), 750u);
-    EXPECT_TRUE(margins.note({{3, 1000}}));
+    for (uint64_t step = 1; step < patience; ++step) EXPECT_FALSE(margin.note(0, 100'000));
+    EXPECT_TRUE(margin.note(0, 100'000));
+    EXPECT_EQ(margin.bytes(), 750u);
+    EXPECT_TRUE(margin.note(250, 100'000));
   }
-  // They fall to nothing, and then nothing changes any more.
+  // It falls to nothing, and then nothing changes any more.
   uint64_t changes = 0;
-  for (int step = 0; step < 100'000; ++step) changes += margins.note({}) ? 1 : 0;
-  EXPECT_TRUE(margins.by_event().empty());
+  for (int step = 0; step < 400'000; ++step) changes += margin.note(0, 100'000) ? 1 : 0;
+  EXPECT_EQ(margin.bytes(), 0u);
   EXPECT_LT(changes, 60u);
+  EXPECT_TRUE(margin.note(UINT64_MAX, 100'000));
+  EXPECT_EQ(margin.bytes(), 50'000u) << "at most half of the limit";
+  EXPECT_FALSE(margin.note(1, 100));
 }
 
-// It was short of the lower limit, and no pieces were the cause.
-TEST(StepLearning, ALimitThatFallsInAStepIsNoMargin) {
-  const StepRecord record = transformer_step(1280, kTokens);
-  CheckedFollower checked;
-  const StepRules high = copies_only(record, 1000);
-  for (int step = 0; step < 3; ++step) play(checked, record, high);
-  StepRules low = copies_only(record, 70);
-  low.least_limit_bytes = low.limits.limit_bytes;
-  play(checked, record, low);  // its plan was made for the higher one
-  EXPECT_LE(checked.follower.margin_bytes(), part_of_peak(record, 5));
-}
-
-TEST(StepLearning, AMarginSufficesInTheNextStep) {
+TEST(StepLearning, AMarginSufficesSoon) {
   const StepRecord record = transformer_step(1280, kTokens);
   const uint64_t pieces_bytes = part_of_peak(record, 4);
   for (const StepRules& rules : {copies_only(record, 70), mixed(record, 50)}) {
@@ -181,18 +172,71 @@ TEST(StepLearning, AMarginSufficesInTheNextStep) {
       return play(checked, record, tight, {.believed_limit_bytes = rules.limits.limit_bytes});
     };
     EXPECT_GT(play_tight().missing_bytes, 0u);
-    EXPECT_LE(checked.follower.margin_bytes(), 2 * pieces_bytes);
-    for (int step = 0; step < 15; ++step) EXPECT_EQ(play_tight().missing_bytes, 0u) << step;
+    EXPECT_LE(checked.follower.margin_bytes(), 5 * pieces_bytes) << "what is missing again and again adds up";
+    for (int step = 0; step < 6; ++step) play_tight();  // it may take some to grow
+    for (int step = 6; step < 15; ++step) EXPECT_EQ(play_tight().missing_bytes, 0u) << step;
     size_t short_steps = 0;
-    for (int step = 0; step < 300; ++step) short_steps += play_tight().missing_bytes > 0 ? 1 : 0;
+    for (int step = 0; step < 600; ++step) short_steps += play_tight().missing_bytes > 0 ? 1 : 0;
     EXPECT_GT(short_steps, 0u) << "it is tried with less";
-    EXPECT_LE(short_steps, 6u) << "and more seldom each time";
+    EXPECT_LE(short_steps, 10u) << "and more seldom each time";
   }
 }
 
 // --- Times and choices ---
 
-TEST(StepLearning, EachChoiceIsMeasuredOnceAndTheFastestStays) {
+// Eight calls of blocks that are built alike, and then one that is not, with gaps of these seconds between events.
+StepRecord calls_with(const std::vector<double>& seconds) {
+  StepRecord record;
+  double now = 0;
+  for (uint32_t call = 0; call < seconds.size(); ++call) {
+    const uint32_t event = 2 * call;
+    record.calls.push_back({.key = call + 1, .module = call + 1, .kind = call < 8 ? 7u : 9u, .entered_at = event,
+                            .returned_at = event + 1});
+    record.events.push_back({StepEventKind::kEntered, call, 0, now});
+    now += seconds[call];
+    record.events.push_back({StepEventKind::kReturned, call, 0, now});
+  }
+  return record;
+}
+
+TEST(StepLearning, WhatIsAlikeTakesAlikeLong) {
+  StepRecord record = calls_with({3, 9, 2, 4, 2, 50, 2, 2, 10});
+  use_typical_times(record);
+  for (uint32_t event = 0; event < record.events.size(); ++event)
+    EXPECT_EQ(record.events[event].seconds, event < 16 ? 2.0 * ((event + 1) / 2) : event == 16 ? 16 : 26) << event;
+  record = calls_with({std::numeric_limits<double>::quiet_NaN(), -1, std::numeric_limits<double>::infinity()});
+  use_typical_times(record);
+  for (const StepEvent& event : record.events) EXPECT_EQ(event.seconds, 0);
+  record = {};
+  use_typical_times(record);
+}
+
+TEST(StepLearning, WhereMemoryIsInPagesAChoiceMayLeaveSomeOfItFree) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  StepRules rules = mixed(record, 70);
+  rules.limits.has_pages = true;
+  for (const bool is_faster : {false, true}) {
+    CheckedFollower checked;
+    play(checked, record, rules);
+    uint64_t spare_bytes = 0;
+    for (int step = 0; step < 14; ++step) {
+      spare_bytes = checked.follower.latest_choice()->spare_bytes;
+      const double seconds = (spare_bytes == rules.limits.limit_bytes / 16) == is_faster ? 0.1 : 0.11;
+      EXPECT_EQ(play(checked, record, rules, {.measured_seconds = seconds}).missing_bytes, 0u);
+    }
+    EXPECT_EQ(spare_bytes == rules.limits.limit_bytes / 16, is_faster);
+  }
+  CheckedFollower checked;
+  const StepRules ample = [&] {
+    StepRules found = rules_at(at_limit(peak_bytes(record)));
+    found.limits.has_pages = true;
+    return found;
+  }();
+  for (int step = 0; step < 3; ++step) play(checked, record, ample);
+  EXPECT_EQ(checked.follower.plans_made(), 1u) << "where everything fits, there is nothing to try";
+}
+
+TEST(StepLearning, EachChoiceIsMeasuredInTwoStepsAndTheFastestStays) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   const StepRules rules = mixed(record, 50);
   const size_t all = find_blocks(record, {}).size();
@@ -202,13 +246,13 @@ TEST(StepLearning, EachChoiceIsMeasuredOnceAndTheFastestStays) {
     const size_t some = checked.follower.latest_choice()->recomputed.size();
     ASSERT_TRUE(some > 0 && some < all);
     std::vector<size_t> recomputed;
-    for (int step = 0; step < 7; ++step) {
+    for (int step = 0; step < 8; ++step) {
       const bool is_all = checked.follower.latest_choice()->recomputed.size() == all;
       const double seconds = is_all == is_all_faster ? 0.1 : 0.11;
       recomputed.push_back(play(checked, record, rules, {.measured_seconds = seconds}).recomputed);
     }
     const size_t best = is_all_faster ? all : some;
-    EXPECT_EQ(recomputed, std::vector<size_t>({some, all, best, best, best, best, best}));
+    EXPECT_EQ(recomputed, std::vector<size_t>({some, some, all, all, best, best, best, best}));
     checked.saved({.key = record.storages[0].key, .size_bytes = record.storages[0].size_bytes}, 0, 0);
     EXPECT_FALSE(checked.follower.wants_times());
   }
@@ -228,8 +272,10 @@ TEST(StepLearning, ADisturbedStepTeachesNothing) {
     EXPECT_EQ(play(checked, other, disturbed, {.measured_seconds = 0.001}).recomputed, some);
   EXPECT_EQ(checked.follower.plans_made(), 1u);
   EXPECT_EQ(checked.follower.margin_bytes(), 0u);
-  EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.11}).recomputed, some);
-  EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.1}).recomputed, all);
+  for (int step = 0; step < 2; ++step)
+    EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.11}).recomputed, some);
+  for (int step = 0; step < 2; ++step)
+    EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.1}).recomputed, all);
   EXPECT_EQ(play(checked, record, rules).recomputed, all);
 }
 
@@ -243,7 +289,7 @@ TEST(StepLearning, TheTimesOfASlowFirstStepAreCorrected) {
     EXPECT_TRUE(checked.follower.latest_choice()->recomputed.empty());
     PlayedStep last;
     for (int step = 0; step < 6; ++step) last = play(checked, record, rules);
-    const double direct = choose_steps(record, {}, rules.limits, find_blocks(record, {})).front().seconds;
+    const double direct = choose_steps(record, rules.limits, find_blocks(record, {})).front().seconds;
     EXPECT_LE(replay(last.happened, last.done).seconds, 1.03 * direct) << percent;
   }
 }
@@ -257,7 +303,7 @@ TEST(StepLearning, TheTimesOfASlowFirstStepAreCorrectedWhileItRecomputes) {
   const size_t slow = checked.follower.latest_choice()->recomputed.size();
   PlayedStep last;
   for (int step = 0; step < 6; ++step) last = play(checked, record, rules);
-  const std::vector<StepChoice> direct = choose_steps(record, {}, rules.limits, find_blocks(record, {}));
+  const std::vector<StepChoice> direct = choose_steps(record, rules.limits, find_blocks(record, {}));
   EXPECT_NE(slow, direct.front().recomputed.size());
   EXPECT_LE(replay(last.happened, last.done).seconds, 1.03 * direct.front().seconds);
 }
@@ -327,7 +373,6 @@ TEST(StepLearning, AStepWithRecomputedBlocksIsFollowedToItsEnd) {
     }
     EXPECT_EQ(checked.late_loads, 0u);
     EXPECT_LE(checked.follower.plans_made(), 3u);
-    EXPECT_EQ(checked.follower.margin_bytes(), 0u);
   }
 }
 

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
 from ebbtide.saver.pools import cuda_pools  # noqa: E402
 from ebbtide.torch_support import expandable_segments  # noqa: E402
@@ -11,6 +12,7 @@ from ebbtide.torch_support.allocator_settings import (  # noqa: E402
     ALLOCATOR_VARIABLES,
     EXPANDABLE_SEGMENTS_FROM,
     has_expandable_segments,
+    says_no_expandable_segments,
     switched_on_by,
     without_expandable_segments,
 )
@@ -146,3 +148,111 @@ def test_the_backend_of_gpus_switches_them_off(monkeypatch):
     monkeypatch.setattr(cuda_pools, "CudaPools", lambda version: version)
     assert cuda_pools.make_backend() == OLDER
     assert allocator.in_force == "expandable_segments:False"
+
+
+# --- LMS prefers them ---
+
+HOLD, RELEASE = "expandable_segments:False", "expandable_segments:True"
+
+
+@pytest.fixture
+def preferred(monkeypatch):
+    """The settings that torch was given since LMS prefers them."""
+    allocator = Allocator(monkeypatch, SETTERS[0])
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    keep_off(OLDER)  # what a region has put around torch's setter does not count
+    expandable_segments.prefer()
+    yield allocator.given
+    expandable_segments.prefer_no_more()
+
+
+def test_they_are_off_while_a_region_is_open(saver, preferred):
+    assert preferred == [RELEASE]
+    with saver.region("a"):
+        assert preferred == [RELEASE, HOLD]
+        with saver.region("b"), saver.disabled():
+            assert preferred[-1] == HOLD
+        assert preferred[-1] == HOLD
+    assert preferred == [RELEASE, HOLD, RELEASE]
+    expandable_segments.prefer_no_more()
+    assert preferred == [RELEASE, HOLD, RELEASE, HOLD]
+    with saver.region("a"):
+        assert preferred[-1] == HOLD and len(preferred) == 4
+
+
+def test_while_another_thread_is_in_a_region_too(saver, preferred):
+    import threading
+
+    entered, leave = threading.Event(), threading.Event()
+
+    def work():
+        with saver.region("a"):
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(60)
+    with saver.region("b"):
+        assert preferred == [RELEASE, HOLD]
+    assert preferred == [RELEASE, HOLD]
+    leave.set()
+    thread.join()
+    assert preferred == [RELEASE, HOLD, RELEASE]
+
+
+def test_and_while_a_graph_is_captured(preferred):
+    frame = _core.Frame()
+    frame.begin_capture()
+    try:
+        assert preferred == [RELEASE, HOLD]
+    finally:
+        frame.close()
+    assert preferred == [RELEASE, HOLD, RELEASE]
+
+
+def test_switched_on_inside_a_region_they_come_on_at_its_end(saver, preferred):
+    expandable_segments.prefer_no_more()
+    preferred.clear()
+    with saver.region("a"):
+        expandable_segments.prefer()
+        assert preferred == []
+    assert preferred == [RELEASE]
+
+
+def test_a_setter_that_fails_leaves_the_region_closed(saver):
+    def fail(settings):
+        if settings == HOLD:
+            raise RuntimeError("no")
+
+    _core.expand_segments(fail)
+    try:
+        with pytest.raises(RuntimeError, match="no"), saver.region("a"):
+            raise AssertionError("it was entered")
+    finally:
+        with pytest.raises(RuntimeError, match="no"):
+            _core.expand_segments(None)
+    with saver.region("a"):
+        pass
+
+
+@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
+def test_where_the_environment_says_no_they_stay_off(monkeypatch, variable):
+    allocator = Allocator(monkeypatch, SETTERS[0])
+    monkeypatch.setenv(variable, "max_split_size_mb:64,expandable_segments:False")
+    expandable_segments.prefer()
+    assert allocator.given == []
+    assert not says_no_expandable_segments("max_split_size_mb:64")
+    assert not any(says_no_expandable_segments(settings) for settings in ON)
+
+
+def test_from_torch_2_13_on_regions_leave_them_on(monkeypatch, saver):
+    allocator = Allocator(monkeypatch, SETTERS[0])
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    for _ in range(2):
+        expandable_segments.prefer()
+        with saver.region("a"):
+            pass
+    assert allocator.given == [RELEASE]
+    expandable_segments.prefer_no_more()
+    assert allocator.given == [RELEASE, HOLD]

@@ -241,27 +241,3 @@ def test_no_allocation_fails_while_it_is_switched_off(lms, monkeypatch, late):
     lms.disable()
     thread.join()
     assert results == [plain]
-
-
-def test_one_of_a_fitting_size_makes_way(lms):
-    """What torch's allocator on a GPU asks for before it would wait for the device."""
-    extension = torch_extension.load("_lms")
-    given = torch.randn(1 << 20, requires_grad=True)
-    with lms.enable(limit="1GiB", min_size=SMALL):
-        first, small, last = ((given[: mib << 18] * 1.0).exp() for mib in (4, 1, 4))
-        losses = [first.sum(), small.sum(), last.sum()]
-        kept = [tensor.detach().clone() for tensor in (first, small, last)]
-        del first, small, last
-        numbers = extension.statistics()
-        assert extension.make_fit(16 << 20) is False
-        assert extension.statistics() == numbers
-        assert extension.make_fit(3 << 20) is True
-        assert extension.statistics()["evicted_bytes"] == numbers["evicted_bytes"] + (4 << 20)
-        assert extension.statistics()["fits"] == numbers["fits"] + 1
-        assert extension.make_fit(1) is True
-        assert extension.statistics()["evicted_bytes"] == numbers["evicted_bytes"] + (5 << 20)
-        grads = [
-            torch.autograd.grad(loss, given)[0][: tensor.numel()] for loss, tensor in zip(losses, kept, strict=True)
-        ]
-        assert all(torch.equal(grad, tensor) for grad, tensor in zip(grads, kept, strict=True))
-    assert extension.make_fit(1) is False

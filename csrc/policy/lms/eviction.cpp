@@ -27,21 +27,4 @@ std::vector<size_t> choose_evictions(const std::vector<Evictable>& candidates, u
   return chosen;
 }
 
-std::optional<size_t> choose_fitting(const std::vector<Evictable>& candidates, uint64_t wanted_bytes) {
-  std::optional<size_t> chosen;
-  const auto is_close = [&](const Evictable& candidate) {
-    return candidate.size_bytes - wanted_bytes <= wanted_bytes / 8;
-  };
-  const auto is_better = [&](const Evictable& left, const Evictable& right) {
-    if (is_close(left) != is_close(right)) return is_close(left);
-    if (is_close(left) || left.size_bytes == right.size_bytes) return left.next_use > right.next_use;
-    return left.size_bytes < right.size_bytes;
-  };
-  for (size_t index = 0; index < candidates.size(); ++index) {
-    if (candidates[index].size_bytes < wanted_bytes || candidates[index].size_bytes == 0) continue;
-    if (!chosen || is_better(candidates[index], candidates[*chosen])) chosen = index;
-  }
-  return chosen;
-}
-
 }  // namespace ebbtide::policy

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <utility>
 
 namespace ebbtide::policy {
@@ -11,10 +10,13 @@ namespace {
 
 // A plan whose times or rates are off by more than this part is made anew.
 constexpr double kTolerance = 0.25;
+constexpr double kFasterTolerance = 0.15;
 // A limit that differs, or a demand that grows, by more than this part of the limit asks for another choice, not only
 // for another plan.
 constexpr uint64_t kOtherLimitPart = 8;
-constexpr uint64_t kMostPatience = 4096;  // steps
+// What one choice leaves free of the limit, a part in so many, beside those that leave nothing.
+constexpr uint64_t kSparePart = 16;
+constexpr size_t kStepsOfChoice = 2;  // it is measured in: the first one finds the memory as another one left it
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -29,47 +31,24 @@ size_t count_anchors(const StepRecord& record) {
 
 }  // namespace
 
-uint64_t LearnedMargins::most_bytes() const {
-  uint64_t most = 0;
-  for (const auto& [event, bytes] : by_event_) most = std::max(most, bytes);
-  return most;
-}
-
-bool LearnedMargins::note(const Margins& needed) {
-  if (!needed.empty()) {
-    if (has_fallen_) patience_ = std::min(2 * patience_, kMostPatience);
-    has_fallen_ = false;
-    quiet_steps_ = 0;
-    for (const auto& [event, bytes] : needed) by_event_[event] = std::max(by_event_[event], bytes);
-    return true;
-  }
-  if (by_event_.empty() || ++quiet_steps_ < patience_) return false;
-  has_fallen_ = true;
-  quiet_steps_ = 0;
-  for (auto& [event, bytes] : by_event_) bytes -= (bytes + 3) / 4;
-  std::erase_if(by_event_, [](const auto& margin) { return margin.second == 0; });
-  return true;
-}
-
-void LearnedMargins::move(const MatchedEvents& moved) {
-  Margins found;
-  for (const auto& [before, now] : moved)
-    if (const auto margin = by_event_.find(before); margin != by_event_.end()) found[now] = margin->second;
-  by_event_ = std::move(found);
-}
-
 // What the program has made in the step, and after it, and keeps, such as optimizer states, is part of the demand from
 // now on.
 KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::move(record)) {
+  use_typical_times(whole_);
   const uint64_t before_bytes = whole_.events.empty() ? 0 : whole_.events.front().demand_bytes;
   const uint64_t grown_bytes = rules.demand_bytes - std::min(rules.demand_bytes, before_bytes);
   for (StepEvent& event : whole_.events) event.demand_bytes += std::min(grown_bytes, kMostDemandBytes);
   choose(rules);
 }
 
+StepLimits KnownStep::with_margin(StepLimits limits) const {
+  limits.limit_bytes -= std::min(limits.limit_bytes, margin_.bytes());
+  return limits;
+}
+
 std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules) const {
   const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
-  return choose_steps(whole_, margins_.by_event(), rules.limits, blocks);
+  return choose_steps(whole_, with_margin(rules.limits), blocks);
 }
 
 StepChoice KnownStep::choice_within(uint64_t limit_bytes) const {
@@ -81,10 +60,23 @@ StepChoice KnownStep::choice_within(uint64_t limit_bytes) const {
 void KnownStep::choose(const StepRules& rules) {
   rules_ = rules;
   limits_ = rules.limits;
+  chosen_seconds_ = duration(whole_);
   choices_.clear();
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
   current_ = 0;
+  if (rules.limits.has_pages && !choices_.front().choice().keeps_all()) add_spare_choice(rules);
   is_settled_ = false;
+}
+
+// What no forecast knows: the less free memory there is, the more often it has to be given back in pages.
+void KnownStep::add_spare_choice(const StepRules& rules) {
+  StepRules with_less = rules;
+  const uint64_t spare_bytes = rules.limits.limit_bytes / kSparePart;
+  with_less.limits.limit_bytes -= spare_bytes;
+  StepChoice choice = std::move(choices_for(with_less).front());
+  if (choice.plan.excess_bytes > 0) return;
+  choice.spare_bytes = spare_bytes;
+  choices_.emplace_back(std::move(choice));
 }
 
 uint32_t KnownStep::distance(const RecordedStorage& first) const {
@@ -109,14 +101,14 @@ bool KnownStep::has_changed(const StepRules& rules) const {
   return std::any_of(recomputed.begin(), recomputed.end(), is_forbidden);
 }
 
-// Whether copies are faster or slower than they were, or the device is faster than in the step that was recorded.
-bool KnownStep::has_other_times(const StepRules& rules, double seconds) const {
+// Whether copies are faster or slower than they were, or computation is faster than it was where the choice was made.
+bool KnownStep::has_other_times(const StepRules& rules) const {
   if (retimings_left_ == 0) return false;
   const StepLimits &before = rules_.limits, &now = rules.limits;
   const bool has_copies = !current().plan().departures.empty();
   return (has_copies && (has_moved(before.out_bytes_per_second, now.out_bytes_per_second) ||
                          has_moved(before.in_bytes_per_second, now.in_bytes_per_second))) ||
-         (rules.is_timed && seconds < (1 - kTolerance) * duration(current().choice().record));
+         duration(whole_) < (1 - kFasterTolerance) * chosen_seconds_;
 }
 
 bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules) {
@@ -124,14 +116,13 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   const bool is_lesson = !rules.was_disturbed;
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
-  bool have_margins_changed = false, must_choose = has_changed(rules);
+  bool has_other_margin = false, must_choose = has_changed(rules);
   if (is_lesson) {
     tried.note(step, matched, rules.is_timed ? duration(step) : 0);
-    StepLimits held = limits_;  // the limit may have been lower in the step
-    held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
-    have_margins_changed = margins_.note(tried.needed_margins(matched, shortages, held));
-    // A choice that knew of no margins may not be the best one with them.
-    const bool was_short = have_margins_changed && !shortages.empty() && shortages_left_ > 0;
+    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, limits_);
+    has_other_margin = margin_.note(missing_bytes, limits_.limit_bytes);
+    // A choice that knew of no margin may not be the best one with it.
+    const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;
     if (was_short) --shortages_left_;
     must_choose = learn(std::move(step), matched, rules, was_short || must_choose);
   }
@@ -143,35 +134,33 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   TriedChoice& next = choices_[current_];
   const bool has_other_limit = limits_.limit_bytes != rules.limits.limit_bytes;
   limits_.limit_bytes = rules.limits.limit_bytes;
-  if (!has_other_limit && !have_margins_changed && !next.is_outdated(margins_.by_event(), limits_)) return is_new;
-  next.plan_again(margins_.by_event(), limits_);
+  if (!has_other_limit && !has_other_margin && !next.is_outdated(with_margin(limits_))) return is_new;
+  next.plan_again(with_margin(limits_));
   return true;
 }
 
 // What the step shows of later ones. Returns whether there has to be another choice for those.
 bool KnownStep::learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose) {
   const TriedChoice& tried = choices_[current_];
-  const double seconds = rules.is_timed ? duration(step) : std::numeric_limits<double>::infinity();
   const bool is_whole = !tried.has_recomputed(step);
   const bool is_other = is_whole && 2 * matched.size() < count_anchors(step);
-  const bool is_retimed = has_other_times(rules, seconds);
+  if (rules.is_timed && !is_other) tried.shorten(whole_, step, matched);
+  const bool is_retimed = has_other_times(rules);
   const bool has_grown = tried.growth_bytes() > rules.limits.limit_bytes / kOtherLimitPart;
   if (is_retimed) --retimings_left_;
   if (!is_other && !is_retimed && !has_grown && !must_choose) return false;
-  const bool is_faster = seconds < duration(tried.choice().record);
-  if (is_whole && (is_other || has_grown || is_faster)) {
+  if (is_whole && (is_other || has_grown)) {
     whole_ = tried.with_demands(std::move(step), matched);
-    margins_.move(matched);
   } else {
     whole_ = tried.with_growth(std::move(whole_));
-    if (is_faster) whole_ = tried.with_times(std::move(whole_), step, matched);
   }
+  use_typical_times(whole_);
   return true;
 }
 
 // Each choice is measured for a step, and the fastest one stays.
 bool KnownStep::take_next_choice() {
-  if (is_settled_) return false;
+  if (is_settled_ || (choices_.size() > 1 && choices_[current_].measured_steps() < kStepsOfChoice)) return false;
   if (current_ + 1 < choices_.size()) {
     ++current_;
     return true;

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "policy/lms/margin.h"
 #include "policy/lms/step_choice.h"
 #include "policy/lms/tried_choice.h"
 
@@ -20,24 +21,6 @@ struct StepRules {
   bool is_timed = true;        // the times of the step that ends are those of the device
   bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
   uint64_t demand_bytes = 0;   // now, after the step and before the next one
-  uint64_t least_limit_bytes = UINT64_MAX;  // when memory was short in the step
-};
-
-// The bytes that have to be away beyond the demand, because memory was short in spite of the plan. They fall again
-// while steps are not short: the more seldom, the more often that was too early.
-class LearnedMargins {
- public:
-  const Margins& by_event() const { return by_event_; }
-  uint64_t most_bytes() const;
-  // needed: of a step, by event of the plan: none where it was not short. Returns whether they have changed.
-  bool note(const Margins& needed);
-  // Events have other indices now: from the first one of a pair to the second one.
-  void move(const MatchedEvents& moved);
-
- private:
-  Margins by_event_;
-  uint64_t quiet_steps_ = 0, patience_ = 16;
-  bool has_fallen_ = false;
 };
 
 class KnownStep {
@@ -47,10 +30,9 @@ class KnownStep {
   // Whether later steps will tell which choice is the best.
   bool is_settled() const { return is_settled_; }
   const TriedChoice& current() const { return choices_[current_]; }
-  uint64_t margin_bytes() const { return margins_.most_bytes(); }
   const StepRecord& whole() const { return whole_; }
   const StepLimits& limits() const { return limits_; }
-  const Margins& margins() const { return margins_.by_event(); }
+  uint64_t margin_bytes() const { return margin_.bytes(); }
   // The best choice under another limit.
   StepChoice choice_within(uint64_t limit_bytes) const;
   // How alike it is to a step that opens with this storage: less is better; kNone: not at all.
@@ -61,17 +43,20 @@ class KnownStep {
   void choose(const StepRules& rules);
 
  private:
+  StepLimits with_margin(StepLimits limits) const;
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
+  void add_spare_choice(const StepRules& rules);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
-  bool has_other_times(const StepRules& rules, double seconds) const;
+  bool has_other_times(const StepRules& rules) const;
   bool take_next_choice();
   bool settle(size_t choice);
 
   StepRecord whole_;   // of a step that recomputed nothing
   StepRules rules_;    // of the choices
   StepLimits limits_;  // of the plans: other sizes that differ by little change only them
-  LearnedMargins margins_;
+  double chosen_seconds_ = 0;  // that the step takes without a limit, as known where the choices were made
+  Margin margin_;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;
   bool is_settled_ = false;  // each choice was measured, and the best is current

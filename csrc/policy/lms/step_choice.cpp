@@ -44,8 +44,8 @@ std::vector<uint32_t> in_order(const std::vector<Block>& blocks, Order order) {
 
 class Chooser {
  public:
-  Chooser(const StepRecord& record, const Margins& margins, const StepLimits& limits, const std::vector<Block>& blocks)
-      : record_(record), margins_(margins), limits_(limits), blocks_(blocks) {}
+  Chooser(const StepRecord& record, const StepLimits& limits, const std::vector<Block>& blocks)
+      : record_(record), limits_(limits), blocks_(blocks) {}
 
   std::vector<StepChoice> choose() {
     const double plain_seconds = record_.events.empty() ? 0 : record_.events.back().seconds;
@@ -67,7 +67,7 @@ class Chooser {
     const auto beats = [&](const std::optional<StepChoice>& best) {
       return best && excess(*best) == 0 && best->seconds <= seconds;
     };
-    return beats(none_) || beats(some_) || beats(all_);
+    return beats(none_) || beats(some_) || beats(all_);  // one of these is the best
   }
 
   double state_seconds() const {
@@ -102,12 +102,14 @@ class Chooser {
     choice.record = taken.empty() ? record_ : with_recomputation(record_, taken);
     choice.state_bytes = state_bytes_;
     choice.state_seconds = state_seconds();
-    choice.plan = plan_with(choice.record, margins_, with_states_away(limits_, state_bytes_));
+    choice.plan = make_plan(choice.record, limits_of(limits_, choice));
     choice.seconds = forecast_seconds(choice.record, choice.plan, limits_) + choice.state_seconds;
     for (const Departure& departure : choice.plan.departures)
       choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
     choice.recomputed = std::move(taken);
     const size_t count = choice.recomputed.size();
+    // Without evictions memory lies in fewer pieces, of which forecasts know nothing.
+    if (limits_.has_pages && count > 0 && fits(choice) && (!unmoved_ || is_better(choice, *unmoved_))) unmoved_ = choice;
     std::optional<StepChoice>& best = count == 0 ? none_ : count == blocks_.size() ? all_ : some_;
     if (best && !is_better(choice, *best)) return false;
     best = std::move(choice);
@@ -128,6 +130,10 @@ class Chooser {
     for (std::optional<StepChoice>* each : {&none_, &some_, &all_})
       if (*each) found.push_back(std::move(**each));
     std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
+    const auto is_unmoved = [&](const StepChoice& choice) {
+      return choice.recomputed.size() == unmoved_->recomputed.size() && fits(choice);
+    };
+    if (unmoved_ && std::none_of(found.begin(), found.end(), is_unmoved)) found.push_back(std::move(*unmoved_));
     const double most_seconds = kAlike * found.front().seconds;
     const uint64_t least_excess = excess(found.front());
     std::erase_if(found, [&](const StepChoice& choice) {
@@ -137,11 +143,11 @@ class Chooser {
   }
 
   const StepRecord& record_;
-  const Margins& margins_;
   const StepLimits& limits_;
   const std::vector<Block>& blocks_;
   uint64_t state_bytes_ = 0;                     // of optimizer states, on the host in what is tried
   std::optional<StepChoice> none_, some_, all_;  // the best that recompute none of the blocks, some, all
+  std::optional<StepChoice> unmoved_;            // the best that recompute blocks, and evict nothing
 };
 
 }  // namespace
@@ -170,30 +176,16 @@ double forecast_seconds(const StepRecord& record, const StepPlan& plan, const St
   return device;
 }
 
-StepRecord with_margins(StepRecord record, const Margins& margins) {
-  if (margins.empty()) return record;
-  uint64_t most_bytes = 0;
-  auto margin = margins.begin();
-  for (uint32_t event = margin->first; event < record.events.size(); ++event) {
-    for (; margin != margins.end() && margin->first <= event; ++margin)
-      most_bytes = std::max(most_bytes, margin->second);
-    record.events[event].demand_bytes += most_bytes;
-  }
-  return record;
-}
-
-StepLimits with_states_away(StepLimits limits, uint64_t state_bytes) {
-  limits.limit_bytes = std::min(limits.limit_bytes, kMostDemandBytes) + std::min(state_bytes, kMostDemandBytes);
+StepLimits limits_of(StepLimits limits, const StepChoice& choice) {
+  const uint64_t more_bytes = std::min(choice.state_bytes, kMostDemandBytes);
+  limits.limit_bytes = std::min(limits.limit_bytes, kMostDemandBytes) + more_bytes;
+  limits.limit_bytes -= std::min(limits.limit_bytes, choice.spare_bytes);
   return limits;
 }
 
-StepPlan plan_with(StepRecord record, const Margins& margins, const StepLimits& limits) {
-  return make_plan(with_margins(std::move(record), margins), limits);
-}
-
-std::vector<StepChoice> choose_steps(const StepRecord& record, const Margins& margins, const StepLimits& limits,
+std::vector<StepChoice> choose_steps(const StepRecord& record, const StepLimits& limits,
                                      const std::vector<Block>& blocks) {
-  return Chooser(record, margins, limits, blocks).choose();
+  return Chooser(record, limits, blocks).choose();
 }
 
 }  // namespace ebbtide::policy

@@ -24,17 +24,17 @@ uint32_t common_call(const std::vector<ModuleCall>& calls, uint32_t one, uint32_
 
 }  // namespace
 
-uint32_t StepFollower::entered(uint64_t key, uint64_t module, uint32_t parent, uint64_t input_bytes,
-                               uint64_t demand_bytes, double now) {
+uint32_t StepFollower::entered(const NewCall& made, uint64_t demand_bytes, double now) {
   clear_actions();
   const auto call = static_cast<uint32_t>(record_.calls.size());
   if (!note(StepEventKind::kEntered, call, demand_bytes, now)) return kNone;
-  record_.calls.push_back({.key = key,
-                           .module = module,
-                           .parent = parent < call ? parent : kNone,
+  record_.calls.push_back({.key = made.key,
+                           .module = made.module,
+                           .kind = made.kind,
+                           .parent = made.parent < call ? made.parent : kNone,
                            .entered_at = event_count() - 1,
-                           .input_bytes = std::min(input_bytes, kMostStorageBytes)});
-  reach(StepEventKind::kEntered, key, 0);
+                           .input_bytes = std::min(made.input_bytes, kMostStorageBytes)});
+  reach(StepEventKind::kEntered, made.key, 0);
   return call;
 }
 
@@ -127,9 +127,8 @@ void StepFollower::missed(uint64_t demand_bytes) {
   demand = std::max(demand, std::min(demand_bytes, kMostDemandBytes));
 }
 
-void StepFollower::fell_short(uint64_t away_bytes) {
-  if (followed_ != nullptr && !record_.events.empty())
-    shortages_.emplace_back(event_count() - 1, std::min(away_bytes, kMostDemandBytes));
+void StepFollower::fell_short(uint64_t missing_bytes) {
+  if (followed_ != nullptr && !record_.events.empty()) shortages_.emplace_back(event_count() - 1, missing_bytes);
 }
 
 void StepFollower::set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events) {

@@ -27,6 +27,13 @@ struct StepActions {
   std::vector<uint64_t> loads;       // they get device memory, and their copies to the device begin; in order of use
 };
 
+struct NewCall {
+  uint64_t key = 0, module = 0;
+  uint64_t kind = 0;          // equal for modules that are built alike
+  uint32_t parent = kNone;    // as entered() returned it
+  uint64_t input_bytes = 0;   // of its arguments' storages that may leave
+};
+
 struct NewStorage {
   uint64_t key = 0;
   uint64_t size_bytes = 0;
@@ -39,10 +46,8 @@ class StepFollower {
   // demand_bytes: what the device would hold now if nothing had left it. now: seconds from any start; a time in which
   // the step waited for copies should not count. Each call replaces actions().
 
-  // The call of a module begins. input_bytes: of its arguments' storages that may leave. The result is the call's index
-  // in this step.
-  uint32_t entered(uint64_t key, uint64_t module, uint32_t parent, uint64_t input_bytes, uint64_t demand_bytes,
-                   double now);
+  // The call of a module begins. The result is the call's index in this step.
+  uint32_t entered(const NewCall& call, uint64_t demand_bytes, double now);
   void returned(uint32_t call, uint64_t demand_bytes, double now);
   // The number of a new storage. It stays unique over the steps.
   uint64_t saved(const NewStorage& storage, uint64_t demand_bytes, double now);
@@ -56,8 +61,8 @@ class StepFollower {
   void dropped(uint64_t storage);
   // An allocation did not fit: with it, the demand would have been this.
   void missed(uint64_t demand_bytes);
-  // Memory was short: something has left on demand, and now so many bytes are away.
-  void fell_short(uint64_t away_bytes);
+  // And so many bytes were missing.
+  void fell_short(uint64_t missing_bytes);
   // The times of some events, ascending, as a device measured them: those between are moved accordingly.
   void set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events);
   // The next call begins another step. Storages that still live are left to the caller: no action names them any more.
@@ -88,7 +93,10 @@ class StepFollower {
   uint64_t state_bytes() const;
   // Steps count as such only if they end from now on: states lie elsewhere, or there is another limit.
   void forget_state_bytes() { states_known_from_ = step_; }
-  uint64_t margin_bytes() const { return known_.empty() ? 0 : known_.front().step.margin_bytes(); }
+  // What plans leave free of the limit, of the step that is followed, or that ended last.
+  uint64_t margin_bytes() const {
+    return followed_ != nullptr ? followed_->margin_bytes() : known_.empty() ? 0 : known_.front().step.margin_bytes();
+  }
   bool has_plan_for(uint64_t storage) const;
   uint64_t plans_made() const { return plans_made_; }
 

@@ -29,6 +29,9 @@ struct StepLimits {
   // links in each step of the optimizer, once in so many steps.
   uint64_t state_bytes = 0;
   double steps_per_update = 1;
+  // Free memory that is cached goes back to the driver in pages where it does not fit in one piece. That costs time, of
+  // which no forecast knows.
+  bool has_pages = false;
 };
 
 // Endless at a rate that makes no sense.

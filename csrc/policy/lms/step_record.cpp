@@ -1,8 +1,43 @@
 #include "policy/lms/step_record.h"
 
 #include <algorithm>
+#include <cmath>
+#include <unordered_map>
+#include <vector>
+
+#include "policy/lms/mix.h"
 
 namespace ebbtide::policy {
+namespace {
+
+constexpr size_t kTypicalPart = 8;  // of intervals that are alike, the shortest one in so many is typical
+
+// Of each event: equal where modules that are built alike do alike with inputs of equal sizes.
+std::vector<uint64_t> likenesses_of(const StepRecord& record) {
+  const auto of_call = [&](uint32_t call) {
+    if (call >= record.calls.size()) return uint64_t{0};
+    const ModuleCall& made = record.calls[call];
+    return mix(mix(made.kind != 0 ? made.kind : ~made.module) + made.input_bytes);
+  };
+  std::vector<uint64_t> of_storages, likenesses;
+  std::unordered_map<uint32_t, uint64_t> saves;  // of each call so far
+  for (const RecordedStorage& storage : record.storages)
+    of_storages.push_back(mix(mix(of_call(storage.call) + saves[storage.call]++) + storage.size_bytes) +
+                          of_call(storage.input_of));
+  for (const StepEvent& event : record.events) {
+    uint64_t of_index = 0;
+    if (is_of_call(event.kind)) {
+      of_index = of_call(event.index);
+    } else if (event.index < of_storages.size()) {
+      of_index = of_storages[event.index];
+      if (event.kind == StepEventKind::kWanted) of_storages[event.index] = mix(of_index);  // the next want is another
+    }
+    likenesses.push_back(mix(of_index + static_cast<uint64_t>(event.kind)));
+  }
+  return likenesses;
+}
+
+}  // namespace
 
 void set_times(StepRecord& record, const std::vector<std::pair<uint32_t, double>>& seconds_of_events) {
   std::vector<StepEvent>& events = record.events;
@@ -20,6 +55,37 @@ void set_times(StepRecord& record, const std::vector<std::pair<uint32_t, double>
     begin_seconds = events[end].seconds = end_seconds;
   }
   for (size_t event = begin; begin != kNone && event < events.size(); ++event) events[event].seconds = begin_seconds;
+}
+
+void use_typical_times(StepRecord& record) {
+  std::vector<StepEvent>& events = record.events;
+  const std::vector<uint64_t> likenesses = likenesses_of(record);
+  std::vector<uint64_t> of_intervals(events.size(), 0);  // that end with the event
+  std::unordered_map<uint64_t, std::vector<double>> alike;
+  const auto for_intervals = [&](const auto& body) {
+    size_t begin = 0;
+    for (size_t end = 1; end < events.size(); ++end) {
+      if (!has_anchor(events[end].kind)) continue;
+      body(begin, end);
+      begin = end;
+    }
+  };
+  for_intervals([&](size_t begin, size_t end) {
+    const double seconds = events[end].seconds - events[begin].seconds;
+    of_intervals[end] = mix(likenesses[begin]) + likenesses[end];
+    alike[of_intervals[end]].push_back(std::isfinite(seconds) ? std::max(seconds, 0.0) : 0);
+  });
+  for (auto& [number, seconds] : alike)
+    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / kTypicalPart),
+                     seconds.end());
+  double now = events.empty() ? 0 : events.front().seconds;
+  for_intervals([&](size_t begin, size_t end) {
+    for (size_t event = begin; event < end; ++event) events[event].seconds = now;
+    const std::vector<double>& seconds = alike[of_intervals[end]];
+    now += seconds[seconds.size() / kTypicalPart];
+    for (size_t event = end; event < events.size() && (event == end || !has_anchor(events[event].kind)); ++event)
+      events[event].seconds = now;
+  });
 }
 
 }  // namespace ebbtide::policy

@@ -39,6 +39,7 @@ struct StepEvent {
 struct ModuleCall {
   uint64_t key = 0;  // the module, and how many calls of it came before in this step: the same in each step
   uint64_t module = 0;
+  uint64_t kind = 0;        // equal for modules that are built alike
   uint32_t parent = kNone;  // the call around it
   uint32_t entered_at = 0;  // events
   uint32_t returned_at = kNone;
@@ -69,6 +70,10 @@ struct StepRecord {
 // The times of some events, ascending, as a device measured them: those of events between are moved accordingly, and
 // those outside get the nearest one. Others than events of the record are ignored.
 void set_times(StepRecord& record, const std::vector<std::pair<uint32_t, double>>& seconds_of_events);
+
+// Models repeat blocks that are built alike, and some of them had to wait, for memory or for a copy. So each interval
+// between two named events becomes as long as the shortest ones that are alike.
+void use_typical_times(StepRecord& record);
 
 // A longer step is not recorded.
 inline constexpr size_t kMostStepEvents = size_t{1} << 20;

@@ -50,8 +50,8 @@ StepReport report_on(const KnownStep& step, uint64_t elsewhere_bytes) {
                     .without = usage_of(step.whole(), {}),
                     .with = usage_of(choice.record, step.current().away_bytes())};
   for (auto& [seconds, bytes] : report.with) bytes -= std::min(bytes, choice.state_bytes + elsewhere_bytes);
-  for (const StepEvent& event : with_margins(step.whole(), step.margins()).events)
-    report.peak_bytes = std::max(report.peak_bytes, event.demand_bytes);
+  for (const StepEvent& event : step.whole().events)
+    report.peak_bytes = std::max(report.peak_bytes, event.demand_bytes + step.margin_bytes());
   for (uint64_t* bytes : {&report.limit_bytes, &report.peak_bytes}) *bytes -= std::min(*bytes, elsewhere_bytes);
   return report;
 }

@@ -93,7 +93,10 @@ bool TriedChoice::is_as_large(const StepRecord& step) const {
 }
 
 void TriedChoice::note(const StepRecord& step, const MatchedEvents& matched, double seconds) {
-  if (seconds > 0) measured_seconds_ = std::min(measured_seconds_, seconds);
+  if (seconds > 0) {
+    ++measured_steps_;
+    measured_seconds_ = std::min(measured_seconds_, seconds);
+  }
   note_demands(step, matched);
   for (const RecordedStorage& measured : step.storages) {
     const uint32_t storage = storage_of(measured.key);
@@ -128,25 +131,21 @@ void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matc
   }
 }
 
-// What was away in the end was enough.
-Margins TriedChoice::needed_margins(const MatchedEvents& matched, const Shortages& shortages,
-                                    const StepLimits& limits) const {
-  const uint64_t limit_bytes = with_states_away(limits, choice_.state_bytes).limit_bytes;
-  Margins needed;
-  if (shortages.empty()) return needed;
+uint64_t TriedChoice::unexplained_bytes(const MatchedEvents& matched, const Shortages& shortages,
+                                        const StepLimits& limits) const {
+  uint64_t most_bytes = 0;
+  if (shortages.empty()) return most_bytes;
   const std::vector<uint64_t> demands = corrected_demands();
   for (const auto& [event, bytes] : shortages) {
     const auto after = std::upper_bound(matched.begin(), matched.end(), event,
                                         [](uint32_t left, const auto& right) { return left < right.second; });
     if (after == matched.begin()) continue;
     const uint32_t planned_at = std::prev(after)->first;
-    // A demand for which nobody had planned explains it: the next plan is for that.
-    if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limit_bytes / kLittlePart) continue;
-    const uint64_t wanted = limit_bytes + bytes;
-    uint64_t& most = needed[planned_at];
-    most = std::max(most, wanted - std::min(wanted, demands[planned_at]));
+    // The next plan is for a demand that this one did not know.
+    if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limits.limit_bytes / kLittlePart) continue;
+    most_bytes = std::max(most_bytes, bytes);
   }
-  return needed;
+  return most_bytes;
 }
 
 std::vector<uint64_t> TriedChoice::away_bytes() const {
@@ -170,15 +169,12 @@ std::vector<uint64_t> TriedChoice::corrected_demands() const {
   return demands;
 }
 
-bool TriedChoice::is_outdated(const Margins& margins, const StepLimits& limits) const {
-  StepRecord now;
+bool TriedChoice::is_outdated(const StepLimits& limits) const {
   const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
-  for (const uint64_t bytes : demands) now.events.push_back({.demand_bytes = bytes});
-  now = with_margins(std::move(now), margins);
-  const uint64_t limit_bytes = with_states_away(limits, choice_.state_bytes).limit_bytes;
+  const uint64_t limit_bytes = limits_of(limits, choice_).limit_bytes;
   const uint64_t most_bytes = limit_bytes + choice_.plan.excess_bytes;
   for (uint32_t event = 0; event < demands.size(); ++event)
-    if (now.events[event].demand_bytes > most_bytes + away[event]) return true;
+    if (demands[event] > most_bytes + away[event]) return true;
   const std::vector<uint64_t> planned = demands_of(choice_.record);
   const int64_t planned_peak = most_between(planned, 0, planned.size());
   const int64_t peak = most_between(demands, 0, demands.size());
@@ -192,10 +188,10 @@ uint64_t TriedChoice::growth_bytes() const {
   return static_cast<uint64_t>(std::max<int64_t>(grown, 0));
 }
 
-void TriedChoice::plan_again(const Margins& margins, const StepLimits& limits) {
+void TriedChoice::plan_again(const StepLimits& limits) {
   const std::vector<uint64_t> demands = corrected_demands();
   for (size_t event = 0; event < demands.size(); ++event) choice_.record.events[event].demand_bytes = demands[event];
-  choice_.plan = plan_with(choice_.record, margins, with_states_away(limits, choice_.state_bytes));
+  choice_.plan = make_plan(choice_.record, limits_of(limits, choice_));
 }
 
 StepRecord TriedChoice::with_demands(StepRecord step, const MatchedEvents& matched) const {
@@ -219,11 +215,11 @@ StepRecord TriedChoice::with_growth(StepRecord whole) const {
   return whole;
 }
 
-StepRecord TriedChoice::with_times(StepRecord whole, const StepRecord& step, const MatchedEvents& matched) const {
+void TriedChoice::shorten(StepRecord& whole, const StepRecord& step, const MatchedEvents& matched) const {
+  std::unordered_map<uint32_t, uint32_t> measured_at(matched.begin(), matched.end());
   const auto seconds_at = [&](uint32_t planned_at) {
-    const auto found = std::lower_bound(matched.begin(), matched.end(), std::pair(planned_at, uint32_t{0}));
-    const bool is_matched = found != matched.end() && found->first == planned_at;
-    return is_matched ? step.events[found->second].seconds : std::numeric_limits<double>::quiet_NaN();
+    const auto found = measured_at.find(planned_at);
+    return found == measured_at.end() ? std::numeric_limits<double>::quiet_NaN() : step.events[found->second].seconds;
   };
   std::vector<double> delays(whole.events.size(), 0);  // after an event, to run a block again
   for (const Block& block : choice_.recomputed) {
@@ -231,15 +227,22 @@ StepRecord TriedChoice::with_times(StepRecord whole, const StepRecord& step, con
     const double seconds = seconds_at(call.returned_at) - seconds_at(call.entered_at);
     delays[block.backward_at] += seconds >= 0 ? seconds : block.forward_seconds;
   }
-  std::vector<std::pair<uint32_t, double>> seconds_of_events;
-  double delay = 0;
-  uint32_t event = 0;
-  for (const auto& [planned_at, measured_at] : matched) {
-    for (; event < planned_at; ++event) delay += delays[event];
-    seconds_of_events.emplace_back(planned_at, step.events[measured_at].seconds - delay);
+  const std::vector<StepEvent> before = whole.events;
+  const auto move = [&](uint32_t begin, size_t end, double part) {
+    for (size_t event = begin + size_t{1}; event <= end && event < before.size(); ++event)
+      whole.events[event].seconds =
+          whole.events[begin].seconds + part * (before[event].seconds - before[begin].seconds);
+  };
+  for (size_t index = 0; index + 1 < matched.size(); ++index) {
+    const auto& [begin, measured_begin] = matched[index];
+    const auto& [end, measured_end] = matched[index + 1];
+    const double known = before[end].seconds - before[begin].seconds;
+    double measured = step.events[measured_end].seconds - step.events[measured_begin].seconds;
+    const double delay = std::accumulate(delays.begin() + begin, delays.begin() + end, 0.0);
+    if (delay > 0) measured = std::max(measured - delay, delay);  // backward takes no less than forward
+    move(begin, end, measured >= 0 && measured < known ? measured / known : 1);
   }
-  set_times(whole, seconds_of_events);
-  return whole;
+  if (!matched.empty()) move(matched.back().first, before.size(), 1);
 }
 
 }  // namespace ebbtide::policy

@@ -24,8 +24,7 @@ std::vector<uint64_t> anchors_of(const StepRecord& record);
 // Where the events of a step were found in the plan: pairs of the plan's event and the step's, both ascending.
 using MatchedEvents = std::vector<std::pair<uint32_t, uint32_t>>;
 
-// Events of a step at which memory was short in spite of the plan, and how many bytes were away when it was not any
-// more.
+// Events of a step at which memory was short in spite of the plan, and how many bytes were missing.
 using Shortages = std::vector<std::pair<uint32_t, uint64_t>>;
 
 // One choice for the step, and what the steps that followed it showed.
@@ -46,19 +45,22 @@ class TriedChoice {
 
   // A step has followed it: the demands of the last steps replace the expected ones, and sizes follow slowly.
   void note(const StepRecord& step, const MatchedEvents& matched, double seconds);
-  // Of the events of the plan at which a step was short, the margins with which it would not have been.
-  Margins needed_margins(const MatchedEvents& matched, const Shortages& shortages, const StepLimits& limits) const;
+  // The most bytes that a step missed where its demand does not explain it.
+  uint64_t unexplained_bytes(const MatchedEvents& matched, const Shortages& shortages, const StepLimits& limits) const;
   // Whether the demands of the last steps exceed the limit under this plan, or leave more of it than they need to.
-  bool is_outdated(const Margins& margins, const StepLimits& limits) const;
+  bool is_outdated(const StepLimits& limits) const;
   // By how much the most demand of the last steps exceeds that for which the choice was made.
   uint64_t growth_bytes() const;
   // Plans for the demands of the last steps.
-  void plan_again(const Margins& margins, const StepLimits& limits);
+  void plan_again(const StepLimits& limits);
   // A step that followed it and recomputed nothing, with the demands of the steps before where they were higher.
   StepRecord with_demands(StepRecord step, const MatchedEvents& matched) const;
-  // The record from which the choice was made, with the demands and the times of the steps that followed it.
+  // The record from which the choice was made, with the demands of the steps that followed it.
   StepRecord with_growth(StepRecord whole) const;
-  StepRecord with_times(StepRecord whole, const StepRecord& step, const MatchedEvents& matched) const;
+  // What the step shows to take less time, without what it recomputed, does so in the record, too.
+  void shorten(StepRecord& whole, const StepRecord& step, const MatchedEvents& matched) const;
+  // Timed steps that followed it.
+  size_t measured_steps() const { return measured_steps_; }
   // The shortest step that followed it, with what the optimizer's step takes longer; infinite before the first one.
   double measured_seconds() const { return measured_seconds_ + choice_.state_seconds; }
   std::vector<uint64_t> away_bytes() const;  // at each event, under the plan
@@ -80,6 +82,7 @@ class TriedChoice {
   std::unordered_map<uint64_t, uint32_t> events_;    // by anchor
   std::unordered_map<uint64_t, uint32_t> storages_;  // by key
   std::vector<Correction> corrections_;              // from an event of the plan to the next one that has any
+  size_t measured_steps_ = 0;
   double measured_seconds_ = std::numeric_limits<double>::infinity();
 };
 

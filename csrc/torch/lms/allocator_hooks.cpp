@@ -31,10 +31,6 @@ uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes, bool is_first
   return Ledger::instance().reclaim(device, wanted_bytes, is_first);
 }
 
-Ledger::Fit make_fit(c10::Device device, uint64_t wanted_bytes) noexcept {
-  return Ledger::instance().make_fit(device, wanted_bytes);
-}
-
 // `CudaDevice.balance`, while a GPU's tensors are followed. It may be wanted in a thread that has an error set.
 py::object& balance_function() {
   static py::object& function = *new py::object();
@@ -167,7 +163,7 @@ void add_allocator_hooks(py::module_& module) {
       "follow_cuda",
       [](py::object function) {
         balance_function() = std::move(function);
-        follow_cuda_allocations({&reclaim_on_gpu, &make_fit, &overflow, &balance, &explain});
+        follow_cuda_allocations({&reclaim_on_gpu, &overflow, &balance, &explain});
         rules().device_type.store(c10::DeviceType::CUDA);
       },
       py::arg("balance"),

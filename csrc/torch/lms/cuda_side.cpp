@@ -1,5 +1,6 @@
 #include "torch/lms/cuda_side.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -14,7 +15,7 @@
 #include <utility>
 
 #include "api/ebbtide.h"
-#include "torch/lms/memory_callback.h"
+#include "torch/lms/ledger.h"
 #include "torch/lms/virtual_entry.h"
 
 namespace ebbtide::lms {
@@ -26,7 +27,6 @@ constexpr size_t kMostDevices = 64;
 
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
-std::atomic<decltype(CudaHooks::make_fit)> fit_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
 std::atomic<decltype(CudaHooks::explain)> explain_hook{nullptr};
@@ -80,6 +80,10 @@ class CudaSide final : public DeviceSide {
     return reserved_bytes - std::min(reserved_bytes, elsewhere_bytes(device));
   }
 
+  bool has_pages() const override {
+    return c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();
+  }
+
   void release_cached(c10::Device /*device*/) const noexcept override {
     try {
       c10::getDeviceAllocator(kCuda)->emptyCache();
@@ -118,48 +122,14 @@ bool has_found_room(size_t size_bytes, bool is_first) {
   return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes, is_first) > 0;
 }
 
-// What the thread is about to allocate; 0: nothing.
-thread_local size_t wanted_bytes = 0;
-
 struct NoRoomAheadOfNeed final : std::exception {
   const char* what() const noexcept override { return "memory that is wanted later has no room yet"; }
 };
 
-// torch's kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer and kRoundLarge.
-constexpr size_t kMiB = size_t{1} << 20, kLargestSmall = kMiB;
-size_t segment_bytes(size_t size_bytes) {
-  if (size_bytes <= kLargestSmall) return 2 * kMiB;
-  return size_bytes < 10 * kMiB ? 20 * kMiB : (size_bytes + 2 * kMiB - 1) / (2 * kMiB) * (2 * kMiB);
-}
-
-// torch's callback. Where the limit has room for a segment, torch gets one.
-bool has_made_fit() {
-  const auto make_fit = fit_hook.load();
-  if (wanted_bytes <= kLargestSmall || make_fit == nullptr) return false;
-  const c10::Device device = guard_impl().getDevice();
-  const DeviceSide& side = cuda_side();
-  if (side.held_bytes(device) + segment_bytes(wanted_bytes) <= side.limit_bytes(device)) return false;
-  switch (make_fit(device, (wanted_bytes + 511) / 512 * 512)) {
-    case Ledger::Fit::kMade: return true;
-    case Ledger::Fit::kNone: return false;
-    case Ledger::Fit::kForbidden: break;
-  }
-  throw NoRoomAheadOfNeed();
-}
-
-class Wanting {
- public:
-  explicit Wanting(size_t size_bytes) : before_(std::exchange(wanted_bytes, size_bytes)) {}
-  Wanting(const Wanting&) = delete;
-  Wanting& operator=(const Wanting&) = delete;
-  ~Wanting() { wanted_bytes = before_; }
-
- private:
-  const size_t before_;
-};
-
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
-  const Wanting wanting(size_bytes);
+  // Where it does not fit, torch would wait for the device to give back all that it caches.
+  if (Ledger::is_prefetching() && !Ledger::instance().has_room_ahead(guard_impl().getDevice(), size_bytes))
+    throw NoRoomAheadOfNeed();
   bool could_reclaim = reclaim_hook.load() != nullptr;
   for (bool is_first = true;; is_first = false) {
     try {
@@ -191,8 +161,6 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
   const AllocateEntry entry(c10::getDeviceAllocator(kCuda), &c10::Allocator::allocate);
   if (!entry.is_virtual()) throw std::runtime_error("torch's allocator can't be followed with this compiler");
   reclaim_hook.store(hooks.reclaim);
-  fit_hook.store(hooks.make_fit);
-  add_memory_callback(&has_made_fit);  // without it, torch waits for the device more often
   overflow_hook.store(hooks.overflow);
   balance_hook.store(hooks.balance);
   explain_hook.store(hooks.explain);
@@ -205,7 +173,6 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
 // The entry stays: another library may have taken it for its own since.
 void leave_cuda_allocations() {
   reclaim_hook.store(nullptr);
-  fit_hook.store(nullptr);
   overflow_hook.store(nullptr);
   balance_hook.store(nullptr);
   explain_hook.store(nullptr);

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "torch/lms/device_side.h"
-#include "torch/lms/ledger.h"
 
 namespace ebbtide::lms {
 
@@ -17,8 +16,6 @@ DeviceSide& cuda_side();
 struct CudaHooks {
   // How many bytes an eviction freed.
   uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes, bool is_first);
-  // Torch is about to give back what it caches, under its lock (Ledger::make_fit).
-  Ledger::Fit (*make_fit)(c10::Device device, uint64_t wanted_bytes) noexcept;
   // Memory for what finds no room, though nothing can leave any more; false: none.
   bool (*overflow)(size_t size_bytes, c10::DataPtr* data);
   // Fits the limits of torch and of ebbtide to what has moved. Whether torch may hold more than before.

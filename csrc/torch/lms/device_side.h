@@ -67,6 +67,8 @@ class DeviceSide {
   virtual uint64_t elsewhere_bytes(c10::Device device) const = 0;
   // What is on the device, with what is cached.
   virtual uint64_t held_bytes(c10::Device device) const = 0;
+  // Whether free memory need not lie in one piece: it goes back to the driver in pages, and comes back in any order.
+  virtual bool has_pages() const { return false; }
   // Gives back what is cached.
   virtual void release_cached(c10::Device device) const noexcept = 0;
   // The most that may be held.

@@ -19,6 +19,11 @@ namespace {
 
 Ledger* only_ledger = nullptr;
 
+// Of the pages of what leaves, its neighbours keep some: two of torch's.
+constexpr uint64_t kSharedPageBytes = uint64_t{40} << 20;
+// More than is short leaves on demand, a part of the limit in so many: torch waits for the device each time.
+constexpr uint64_t kOnDemandPart = 64;
+
 }  // namespace
 
 thread_local bool Ledger::is_prefetching_ = false;
@@ -221,7 +226,6 @@ Ledger::Attempt Ledger::evict_among(Candidates which, uint64_t wanted_bytes, std
       attempt.has_failed = true;
       break;
     }
-    note_shortage(saved->device_);
     attempt.freed_bytes += saved->size_bytes_;
   }
   attempt.ever_evicted_bytes = ever_evicted_bytes_;
@@ -231,60 +235,42 @@ Ledger::Attempt Ledger::evict_among(Candidates which, uint64_t wanted_bytes, std
 uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_first) noexcept {
   if (is_prefetching_) return 0;  // what is wanted later does not drive out what is wanted sooner
   const DeviceSide& side = side_of(device);
-  const uint64_t limit_bytes = side.limit_bytes(device);
-  const uint64_t room_bytes = limit_bytes - std::min(limit_bytes, side.held_bytes(device));
-  // Where there is room for it, but not in one piece, all of it has to leave. So it does where the first eviction freed
-  // no piece that is large enough.
-  const uint64_t short_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
+  const uint64_t limit_bytes = side.limit_bytes(device), held_bytes = side.held_bytes(device);
   const uint64_t used_bytes = side.used_bytes(device);
+  const uint64_t room_bytes = limit_bytes - std::min(limit_bytes, held_bytes);
+  uint64_t short_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
+  if (side.has_pages()) {
+    short_bytes += std::max(kSharedPageBytes, limit_bytes / kOnDemandPart);
+  } else if (!is_first) {
+    short_bytes = wanted_bytes;  // the first eviction freed no piece that is large enough
+  }
   {
     const Lock lock(mutex_);
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
     Steps& steps = steps_[device.index()];
     steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
+    // What was free, and did not serve: of pages, those that are in use in part; of pieces, all that is left.
+    const uint64_t used_here_bytes = used_bytes - std::min(used_bytes, side.elsewhere_bytes(device));
+    const uint64_t filled_bytes = used_here_bytes + (side.has_pages() ? 0 : wanted_bytes);
+    const uint64_t free_bytes = (side.has_pages() ? held_bytes + kSharedPageBytes : limit_bytes);
+    const uint64_t useless_bytes = free_bytes - std::min(free_bytes, filled_bytes);
+    const uint64_t margin_bytes = steps.follower.margin_bytes();
+    const uint64_t missing_bytes = useless_bytes > margin_bytes ? useless_bytes - margin_bytes : short_bytes;
+    steps.follower.fell_short(missing_bytes);
   }
-  const uint64_t freed_bytes = evict(is_first ? short_bytes : wanted_bytes, device);
+  const uint64_t freed_bytes = evict(short_bytes, device);
   if (freed_bytes > 0) return freed_bytes;
   const uint64_t of_states_bytes = OptimizerStates::instance().make_room(short_bytes);
   if (of_states_bytes > 0) return of_states_bytes;
   return Weights::instance().make_room(side.number_of(device), short_bytes);
 }
 
-// What leaves costs its copy. What torch would do costs more: it gives back all that it caches, waits for the device,
-// and gets it again from the driver.
-Ledger::Fit Ledger::make_fit(c10::Device device, uint64_t wanted_bytes) noexcept {
-  if (is_prefetching_) return Fit::kForbidden;
+bool Ledger::has_room_ahead(c10::Device device, uint64_t wanted_bytes) noexcept {
   const DeviceSide& side = side_of(device);
-  try {
-    const c10::Stream stream = side.current_stream(device);
-    const uint64_t used_bytes = side.used_bytes(device);
-    const uint64_t allowed_bytes = side.limit_bytes(device) + side.elsewhere_bytes(device);
-    for (const auto which : {Candidates::kCopied, Candidates::kAll}) {
-      Choice choice;
-      Lock lock(mutex_);
-      if (!are_evictions_allowed_) return Fit::kNone;
-      look_for(which, device, choice);
-      for (size_t index = 0; index < choice.numbers.size(); ++index) {
-        // Blocks that were used in another stream are that stream's.
-        if (choice.storages[index] != nullptr && choice.storages[index]->stream_ != stream)
-          choice.numbers[index].size_bytes = 0;
-      }
-      const auto chosen = policy::choose_fitting(choice.numbers, wanted_bytes);
-      if (!chosen) continue;
-      if (used_bytes + wanted_bytes > allowed_bytes) {  // else there is room, but not in one piece
-        steps_[device.index()].follower.missed(demand_bytes(used_bytes + wanted_bytes));
-      }
-      SavedStorage& saved = *choice.storages[*chosen];
-      if (!send_away(lock, saved)) return Fit::kNone;
-      ++statistics_.fits;
-      note_shortage(device);
-      return Fit::kMade;
-    }
-  } catch (const std::exception&) {
-    // No memory for the lists, or no answer of torch's: torch goes on as without us.
-  }
-  return Fit::kNone;
+  const uint64_t used_bytes = side.used_bytes(device) - std::min(side.used_bytes(device), side.elsewhere_bytes(device));
+  const Lock lock(mutex_);
+  return used_bytes + wanted_bytes + steps_[device.index()].follower.margin_bytes() <= side.limit_bytes(device);
 }
 
 // What other threads have evicted since the attempt counts. 0: nothing, but what they began to copy may leave now.

@@ -71,7 +71,6 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
 struct Statistics {
   uint64_t evictions = 0;
   uint64_t reclaims = 0;  // allocations that did not fit
-  uint64_t fits = 0;      // those for which one storage made way, so that torch kept what it caches
   uint64_t evicted_bytes = 0;
   uint64_t loaded_bytes = 0;
   uint64_t host_bytes = 0;           // of storages that are on the host now
@@ -100,11 +99,8 @@ class Ledger {
   // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
   // is_first: nothing has left for this allocation yet, so that what is short may suffice.
   uint64_t reclaim(c10::Device device, uint64_t wanted_bytes, bool is_first) noexcept;
-  // For torch's allocator on a GPU, under its lock, where the limit has no room for another segment, and torch would
-  // wait for the device to give back what it caches: one storage leaves whose memory serves the allocation, in the
-  // caller's stream. It waits for nobody.
-  enum class Fit { kNone, kMade, kForbidden };  // kForbidden: the allocation is ahead of need, and can be left out
-  Fit make_fit(c10::Device device, uint64_t wanted_bytes) noexcept;
+  // Whether the plan's limit has room for an allocation ahead of need.
+  bool has_room_ahead(c10::Device device, uint64_t wanted_bytes) noexcept;
   // A module is called by this thread: open_calls().back().
   enum Told : uint32_t {
     kToldNothing = 0,
@@ -161,7 +157,6 @@ class Ledger {
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
     std::unordered_map<uint64_t, uint64_t> calls;          // of each module in this step
     std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
-    uint64_t least_limit_bytes = UINT64_MAX;               // when memory was short
     bool was_wanted = false;
     bool was_disturbed = false;
     bool is_choice_new = false;    // and no call was told of it
@@ -224,8 +219,6 @@ class Ledger {
   void want(SavedStorage& saved, uint64_t used_bytes);
   void forget_in_step(SavedStorage& saved) noexcept;
   void perform(c10::Device device) noexcept;
-
-  void note_shortage(c10::Device device);
 
   // ledger_calls.cpp
   policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);

@@ -82,7 +82,6 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
     const uint64_t plans_before = steps.follower.plans_made();
     policy::StepRules rules = rules_for(device, steps);
     rules.demand_bytes = demand_bytes(used_bytes);
-    rules.least_limit_bytes = steps.least_limit_bytes;
     steps.follower.end_step(rules);
     steps.is_choice_new = steps.follower.plans_made() != plans_before;
   } else {
@@ -93,14 +92,6 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
   steps.calls.clear();
   steps.marks.clear();
   steps.was_wanted = steps.was_disturbed = false;
-  steps.least_limit_bytes = UINT64_MAX;
-}
-
-// Something has left on demand.
-void Ledger::note_shortage(c10::Device device) {
-  Steps& steps = steps_[device.index()];
-  steps.follower.fell_short(statistics_.host_bytes);
-  steps.least_limit_bytes = std::min(steps.least_limit_bytes, limit_now(device, steps));
 }
 
 // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
@@ -140,7 +131,7 @@ uint64_t Ledger::limit_now(c10::Device device, const Steps& steps) {
 policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) const {
   const auto rate = [&](const Rate& shown) { return assumed_rate_ > 0 ? assumed_rate_ : shown.bytes_per_second(); };
   return {.limits = {limit_now(device, steps), rate(out_), rate(in_), steps.state_bytes,
-                     static_cast<double>(steps_per_update_)},
+                     static_cast<double>(steps_per_update_), side_of(device).has_pages()},
           .forbidden = forbidden_,
           .may_recompute = may_recompute_,
           .is_timed = steps.marks.size() > 1,

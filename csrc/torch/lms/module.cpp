@@ -45,7 +45,6 @@ py::dict statistics() {
   py::dict result;
   result["evictions"] = found.evictions;
   result["reclaims"] = found.reclaims;
-  result["fits"] = found.fits;
   result["evicted_bytes"] = found.evicted_bytes;
   result["loaded_bytes"] = found.loaded_bytes;
   result["host_bytes"] = found.host_bytes;
@@ -281,12 +280,5 @@ PYBIND11_MODULE(_lms, module) {
         return Ledger::instance().evict(wanted_bytes);
       },
       py::arg("wanted_bytes"), "How many bytes left the device.");
-  module.def(
-      "make_fit",
-      [](uint64_t wanted_bytes) {
-        const py::gil_scoped_release without_gil;
-        return Ledger::instance().make_fit(c10::Device(c10::DeviceType::CPU), wanted_bytes) == Ledger::Fit::kMade;
-      },
-      py::arg("wanted_bytes"), "On the simulated device, as torch's allocator asks on a GPU: whether one left.");
   add_allocator_hooks(module);
 }

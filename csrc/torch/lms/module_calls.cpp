@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "policy/lms/mix.h"
 #include "policy/lms/step_report.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/packed.h"
@@ -42,28 +43,45 @@ void add_inputs(const py::handle& object, CallFrame& frame, int nesting) {
   }
 }
 
-// The classes of the modules that have numbers, by number, for reports: the first of them.
+// What is known of a module, guarded by the GIL. Classes are the first of them, for reports.
 constexpr size_t kMostNames = size_t{1} << 20;
 std::vector<const std::string*>& class_names() {
-  static auto& names = *new std::vector<const std::string*>();  // guarded by the GIL, as the others
+  static auto& names = *new std::vector<const std::string*>();
   return names;
 }
 
-// A number for each module, which no other one gets when it is gone, as its address would be. From 1 on.
-uint64_t number_of(const py::handle& module) {
-  static auto& numbers = *new std::unordered_map<PyObject*, uint64_t>();
+struct KnownModule {
+  uint64_t number = 0;  // which no other one gets when it is gone, as its address would be; from 1 on
+  uint64_t kind = 0;    // of its class and its own parameters' sizes
+};
+
+uint64_t kind_of(const py::handle& module) {
+  uint64_t kind = policy::mix(reinterpret_cast<uintptr_t>(Py_TYPE(module.ptr())));
+  const py::object parameters = py::getattr(module, "_parameters", py::none());
+  if (!PyDict_Check(parameters.ptr())) return kind;
+  for (const auto& [name, parameter] : py::reinterpret_borrow<py::dict>(parameters)) {
+    kind = policy::mix(kind + 1);
+    if (!THPVariable_Check(parameter.ptr())) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
+    for (const int64_t size : tensor.sizes()) kind = policy::mix(kind + static_cast<uint64_t>(size));
+  }
+  return kind;
+}
+
+const KnownModule& known(const py::handle& module) {
+  static auto& modules = *new std::unordered_map<PyObject*, KnownModule>();
   static auto& classes = *new std::unordered_set<std::string>();
   static uint64_t latest = 0;
-  const auto [entry, is_new] = numbers.try_emplace(module.ptr(), latest + 1);
+  const auto [entry, is_new] = modules.try_emplace(module.ptr());
   if (!is_new) return entry->second;
-  ++latest;
+  entry->second = {++latest, kind_of(module)};
   if (latest <= kMostNames) class_names().push_back(&*classes.insert(Py_TYPE(module.ptr())->tp_name).first);
   const auto forget = [address = module.ptr()](py::handle reference) {
-    numbers.erase(address);
+    modules.erase(address);
     reference.dec_ref();
   };
   py::weakref(module, py::cpp_function(forget)).release();
-  return latest;
+  return entry->second;
 }
 
 }  // namespace
@@ -75,7 +93,9 @@ std::vector<CallFrame>& open_calls() {
 
 CallScope::CallScope(const py::handle& module, const py::tuple& arguments, const py::dict& options) {
   if (!is_followed()) return;
-  frame_.module = number_of(module);
+  const KnownModule& made = known(module);
+  frame_.module = made.number;
+  frame_.kind = made.kind;
   add_inputs(arguments, frame_, 0);
   add_inputs(options, frame_, 0);
 }
@@ -151,7 +171,8 @@ void add_calls(py::module_& module) {
            py::arg("options"))
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
-  module.def("module_number", &number_of, py::arg("module"), "Which no other module gets when it is gone.");
+  module.def(
+      "module_number", [](const py::handle& made) { return known(made).number; }, py::arg("module"), "Which no other module gets when it is gone.");
   module.def(
       "module_class",
       [](uint64_t number) -> std::string {

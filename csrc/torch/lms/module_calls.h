@@ -15,6 +15,7 @@ namespace ebbtide::lms {
 
 struct CallFrame {
   uint64_t module = 0;
+  uint64_t kind = 0;  // equal for modules that are built alike
   uint64_t key = 0;
   uint64_t step = UINT64_MAX;  // in which index is valid, on this device
   c10::Device device = c10::DeviceType::CPU;

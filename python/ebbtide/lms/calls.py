@@ -37,9 +37,15 @@ def install(extension: Any) -> None:
 
     _now.blocks = blocks = Blocks(extension)
     is_grad_enabled = torch.is_grad_enabled
+    is_layer_of_torch: dict[type, bool] = {}
 
     def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        if not is_grad_enabled():
+        kind = type(module)
+        is_layer = is_layer_of_torch.get(kind)
+        if is_layer is None:
+            is_layer = is_layer_of_torch[kind] = kind.__module__.startswith("torch.nn.modules.")
+        # Layers such as Linear save what they are given, and hardly anything to recompute: the call around names it.
+        if not is_grad_enabled() or (is_layer and not module._modules):
             return call(module, *arguments, **options)
         with extension.CallScope(module, arguments, options) as told:
             if told:

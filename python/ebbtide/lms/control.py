@@ -31,7 +31,7 @@ class _Settings:
         self.allowed: int | None = None  # what it means on this device; None: nothing limits
         self.min_size = DEFAULT_MIN_SIZE
         self.host_limit: int | None = None
-        self.recompute: Recompute = False
+        self.recompute: Recompute = "auto"
         self.overflow = False
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
 
@@ -92,7 +92,7 @@ def enable(
     limit: str | int | None = None,
     min_size: str | int = "1MiB",
     host_limit: str | int | None = None,
-    recompute: Recompute = False,
+    recompute: Recompute = "auto",
     overflow: bool = False,
 ) -> Enabled:
     """Turns large model support on, in all threads. If it is on, the call changes the settings.
@@ -107,8 +107,8 @@ def enable(
         host_limit: the most host memory that ebbtide may hold meanwhile, beside the host_limit of `saver.configure`:
             the lower one holds. None: that one alone.
         recompute: which calls of modules may run a second time in backward, in place of keeping or evicting what they
-            save. "auto": those that a trial has shown to give the same bits. False: none. A function: those modules for
-            which it returns True, after the same trial.
+            save, where that is faster. "auto": those that a trial has shown to give the same bits. False: none. A
+            function: those modules for which it returns True, after the same trial.
         overflow: where nothing can leave any more, what is allocated lies on the host in place of an OutOfMemoryError.
             The device uses it over the bus, which is slow. Not inside a `saver.region`, and not during a capture.
 

@@ -11,7 +11,9 @@ from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.regions import entry, startup
 from ebbtide.saver.regions.region import disabled, region
+from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import backup_code
+from ebbtide.torch_support import expandable_segments
 
 TAG = "lms"
 OVERFLOW_TAG = "lms.overflow"
@@ -151,6 +153,8 @@ class CudaDevice:
     def attach(self, extension: Any) -> None:
         extension.follow_cuda(self.balance)
         _core.leave_torch_to_lms(True)
+        if not program.has_hooks():  # which see no segment that torch maps itself
+            expandable_segments.prefer()
 
     def release(self, extension: Any) -> None:
         self.set_limit(None)
@@ -158,6 +162,7 @@ class CudaDevice:
         _core.leave_torch_to_lms(False)
 
     def detach(self, extension: Any) -> None:
+        expandable_segments.prefer_no_more()
         self.trim()
 
     def held_bytes(self) -> int:

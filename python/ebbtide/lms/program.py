@@ -56,7 +56,7 @@ def _enable() -> None:
             control.enable(
                 limit,
                 min_size or control.DEFAULT_MIN_SIZE,
-                recompute="auto" if settings.read("lms_recompute", os.environ) == "auto" else False,
+                recompute=False if settings.read("lms_recompute", os.environ) == "none" else "auto",
                 overflow=settings.read("lms_overflow", os.environ) == "1",
             )
     except (Error, ValueError) as error:

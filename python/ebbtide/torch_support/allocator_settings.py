@@ -14,6 +14,11 @@ def has_expandable_segments(settings: str) -> bool:
     return any(value.lower() == "true" for _, value in _OPTION.findall(settings))
 
 
+def says_no_expandable_segments(settings: str) -> bool:
+    """Whether these settings name them, and switch them off."""
+    return bool(_OPTION.search(settings)) and not has_expandable_segments(settings)
+
+
 def without_expandable_segments(settings: str) -> str:
     """The same settings, but with expandable segments off."""
     fixed, count = _OPTION.subn(r"\1False", settings)

@@ -13,17 +13,19 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ebbtide import logs
+from ebbtide import _core, logs
 from ebbtide.errors import StateError
 from ebbtide.torch_support import torch_names, versions
 from ebbtide.torch_support.allocator_settings import (
     ALLOCATOR_VARIABLES,
     EXPANDABLE_SEGMENTS_FROM,
     has_expandable_segments,
+    says_no_expandable_segments,
     switched_on_by,
     without_expandable_segments,
 )
 
+_preferred: list[Callable[[str], Any]] = []  # from torch 2.13 on, the setter that `prefer` called
 _SETTERS = ("_C._accelerator_setAllocatorSettings", "_C._cuda_cudaCachingAllocator_set_allocator_settings")
 
 
@@ -46,6 +48,29 @@ def keep_off(version: tuple[int, int]) -> None:
         torch.cuda.empty_cache()  # torch hands out cached memory of such segments no more
         _say_once()
     _watch()
+
+
+def prefer() -> None:
+    """Switches them on for memory outside regions until `prefer_no_more`, except where the environment says
+    "expandable_segments:False". Before torch 2.13 they are off while a region is open or a graph is captured.
+    """
+    import torch
+
+    if any(says_no_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES):
+        return
+    setter = torch_names.find(*_SETTERS)
+    if versions.torch_version(torch.__version__) < EXPANDABLE_SEGMENTS_FROM:
+        _core.expand_segments(setter)
+    elif not are_on():
+        setter("expandable_segments:True")
+        _preferred.append(setter)
+
+
+def prefer_no_more() -> None:
+    """Undoes `prefer`."""
+    _core.expand_segments(None)
+    while _preferred:
+        _preferred.pop()("expandable_segments:False")
 
 
 def are_on() -> bool:

@@ -49,14 +49,17 @@ class Held:
 
     def __enter__(self) -> "Held":
         self.most_bytes, self._is_over = 0, threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while not self._is_over.is_set():
-            self.most_bytes = max(self.most_bytes, lms.stats()["device_bytes"])
+            self._look()
             time.sleep(0.001)
+
+    def _look(self) -> None:
+        self.most_bytes = max(self.most_bytes, lms.stats()["device_bytes"])
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._is_over.set()
