@@ -263,8 +263,8 @@ void register_frames(py::module_& module) {
   using namespace py::literals;
   pthread_atfork(nullptr, nullptr, &Frame::forget_parent);
   register_frame(module);
-  register_exit<Exit>(module, "Exit", &call_exit, &leave_newest);
-  register_exit<ScopeExit>(module, "ScopeExit", &call_scope_exit, &exit_scope);
+  register_exit<Exit>(module, "_Exit", &call_exit, &leave_newest);
+  register_exit<ScopeExit>(module, "_ScopeExit", &call_scope_exit, &exit_scope);
   const auto method = [&](auto function) { return py::cpp_function(function, py::is_method(module)); };
   make_class(module, "AllocationScope",
              py::dict("__enter__"_a = method(&enter_allocation_scope), "__exit__"_a = ExitOfClass<Exit>()));

@@ -10,7 +10,6 @@ from ebbtide.saver.values.arguments import backup_names
 from ebbtide.saver.values.shown import Shown, html_table, not_looked_into, text_table
 from ebbtide.sizes import format_size
 
-_TOTALS = ("bytes", "copied", "skipped", "clean", "unused", "constant")
 VERBS = {"pause": "freed", "trim": "freed", "demote": "freed", "prepare": "made ready"}
 
 
@@ -47,6 +46,7 @@ class ReportRow(Shown):
     constant: int = 0
 
 
+_TOTALS = tuple(ReportRow.__dataclass_fields__)[2:]  # all but tag and device
 Key = TypeVar("Key", str, int)
 Value = TypeVar("Value")
 
