@@ -125,7 +125,7 @@ ebbtide_status ebbtide_visit_stretches(const void* address, uint64_t size_bytes,
     if (allocation == nullptr) return;
     const size_t offset = begin - allocation->address();
     const size_t end = offset + std::min<uint64_t>(size_bytes, allocation->size_bytes() - offset);
-    const auto verdicts = core.registry.verdicts_of(*allocation);
+    const auto verdicts = core.registry.read(allocation->verdicts);
     for (const ebbtide_stretch& stretch : stretches(*allocation, verdicts.get(), offset, end)) visit(user, &stretch);
   });
 }

@@ -21,7 +21,7 @@ class BackupPinning : public CoreTest {
   CUdeviceptr alloc_retained(uint64_t size_bytes) {
     return allocate(core(), core().registry.tag("w"), {.backup = BackupKind::kRam, .retain = true}, 0, size_bytes);
   }
-  std::shared_ptr<BackupRecord> backup() { return core().registry.backup_of(*core().registry.find(address_)); }
+  std::shared_ptr<BackupRecord> backup() { return core().registry.find(address_)->stored; }
   bool is_pinned() {
     const auto stored = backup();
     return stored != nullptr && stored->is_pinned();
@@ -93,7 +93,7 @@ TEST_F(BackupPinning, NotWhereNothingIsKept) {
   fill(other, kSize, 9);
   for (int turn = 0; turn < 3; ++turn) {
     pause({"other"});
-    const auto stored = core().registry.backup_of(*core().registry.find(other));
+    const auto stored = core().registry.find(other)->stored;
     EXPECT_FALSE(stored->is_pinned());
     resume({"other"});
   }
@@ -201,9 +201,7 @@ TEST_F(BackupPinning, OnePauseTakesAnEighthOfWhatTheHostHasFree) {
   const HostCharge others = budget.charge(2 * kGiB - budget.held_bytes() - 6 * kChunk - 8 * 4 * kChunk, "others");
   for (const CUdeviceptr address : {address_, other}) fill(address, kChunk, 2);
   pause();
-  const auto is_pinned_at = [&](CUdeviceptr address) {
-    return core().registry.backup_of(*core().registry.find(address))->is_pinned();
-  };
+  const auto is_pinned_at = [&](CUdeviceptr address) { return core().registry.find(address)->stored->is_pinned(); };
   EXPECT_NE(is_pinned_at(address_), is_pinned_at(other)) << "4 chunks may be taken, and each lacks 3";
   resume();
   for (const CUdeviceptr address : {address_, other}) EXPECT_TRUE(holds(address, kChunk, 2));
@@ -218,7 +216,7 @@ TEST_F(BackupPinning, MuchThatIsMissingIsNot) {
   fill(other, kChunk, 1);
   for (int turn = 0; turn < 3; ++turn) {
     pause({"other"});
-    EXPECT_FALSE(core().registry.backup_of(*core().registry.find(other))->is_pinned());
+    EXPECT_FALSE(core().registry.find(other)->stored->is_pinned());
     EXPECT_EQ(host_bytes_of_backups(), kChunk);
     resume({"other"});
     EXPECT_TRUE(holds(other, kChunk, 1));
@@ -228,7 +226,7 @@ TEST_F(BackupPinning, MuchThatIsMissingIsNot) {
   resume({"other"});
   fill(other, kChunk, 3);
   pause({"other"});
-  EXPECT_TRUE(core().registry.backup_of(*core().registry.find(other))->is_pinned()) << "16 chunks are 32 MiB";
+  EXPECT_TRUE(core().registry.find(other)->stored->is_pinned()) << "16 chunks are 32 MiB";
   resume({"other"});
   EXPECT_TRUE(holds(other, kChunk, 3));
   EXPECT_TRUE(holds(other + kChunk, kChunk, 2));

@@ -74,7 +74,7 @@ TEST_P(CopyAheadTest, WhatChangesAfterwardsIsCopiedByThePause) {
   const ReportRow paused = pause().totals();
   EXPECT_EQ(paused.copied, kChunk);
   EXPECT_EQ(paused.clean, 3 * kChunk);
-  const auto verdicts = core().registry.verdicts_of(*core().registry.find(address));
+  const auto verdicts = core().registry.find(address)->verdicts;
   EXPECT_EQ((*verdicts)[2], Verdict::kChanged);
   resume();
   EXPECT_TRUE(holds(address, 2 * kChunk, 1));
@@ -250,7 +250,7 @@ TEST_F(CopyAheadRules, WhatHasNoBackupIsAwayOrOnTheHostIsLeftOut) {
   const Ahead ahead = copy_all(core(), "w");
   EXPECT_EQ(ahead.copied, 0u);
   EXPECT_EQ(ahead.steps, 1u);
-  EXPECT_EQ(core().registry.backup_of(*core().registry.find(dropped)), nullptr);
+  EXPECT_EQ(core().registry.find(dropped)->stored, nullptr);
   EXPECT_THROW(copy_all(core(), "never"), StateError);
 }
 

@@ -36,7 +36,7 @@ class ExpectedChangeTest : public CoreTest {
     fill(address, size_bytes_, seed_);
     return address;
   }
-  Verdicts verdicts(CUdeviceptr address) { return *core().registry.verdicts_of(*core().registry.find(address)); }
+  Verdicts verdicts(CUdeviceptr address) { return *core().registry.find(address)->verdicts; }
   // The calls of a pause that copy, look or wait.
   Calls calls_of_pause() {
     sim().clear_log();

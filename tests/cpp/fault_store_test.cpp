@@ -68,8 +68,9 @@ class StoreFaults : public MovesWorld {
   // As after a prepare with a store that fails.
   void install(size_t item, std::unique_ptr<Backup> backup) {
     const auto allocation = core().registry.find(items_[item].address);
-    core().registry.set_backup(*allocation, std::make_shared<BackupRecord>(allocation->policy.backup, std::move(backup),
-                                                                           allocation->size_bytes()));
+    core().registry.replace(
+        allocation->stored,
+        std::make_shared<BackupRecord>(allocation->policy.backup, std::move(backup), allocation->size_bytes()));
   }
   void install_hooked(size_t item) {
     const auto count = [this] {

@@ -44,7 +44,7 @@ void FaultTest::expect_sound(const std::string& when) {
     EXPECT_EQ(allocation->address(), block.address);
     EXPECT_FALSE(allocation->is_held);
     arenas.emplace(block.spec.tag, block.spec.device);
-    const auto stored = core().registry.backup_of(*allocation);
+    const auto stored = allocation->stored;
     for (const Chunk& chunk : allocation->chunks) {
       SCOPED_TRACE("block " + std::to_string(index) + ", chunk " + std::to_string(chunk.index));
       const CUdeviceptr address = block.address + chunk.offset;

@@ -114,8 +114,8 @@ TEST_F(MovesWorld, AWriteBetweenDigestAndCopyIsNotTakenForClean) {
       if (std::exchange(is_first, false)) fill(address + written * kChunk, kChunk, 77);
     };
     const auto allocation = core().registry.find(address);
-    core().registry.set_backup(
-        *allocation,
+    core().registry.replace(
+        allocation->stored,
         std::make_shared<BackupRecord>(BackupKind::kRam,
                                        std::make_unique<HookedBackup>(6 * kChunk, write_once, nullptr), 6 * kChunk));
     EXPECT_EQ(pause().totals().copied, 6 * kChunk);

@@ -91,7 +91,7 @@ void MovesWorld::write_block(size_t item, size_t block, uint64_t content) {
 void MovesWorld::note_dropped() {
   for (Item& item : items_) {
     const auto allocation = core().registry.find(item.address);
-    const auto stored = core().registry.backup_of(*allocation);
+    const auto stored = allocation->stored;
     for (const Chunk& chunk : allocation->chunks) {
       for (size_t block = chunk.first_block(); block < chunk.first_block() + chunk.block_count(); ++block) {
         const Place place = chunk.place.load();
@@ -111,7 +111,7 @@ void MovesWorld::expect_item_sound(Item& item) {
   EXPECT_EQ(allocation->address(), item.address);
   EXPECT_FALSE(allocation->is_held);
   EXPECT_TRUE(has_every_byte_once(allocation->amounts()));
-  const auto stored = core().registry.backup_of(*allocation);
+  const auto stored = allocation->stored;
   for (const Chunk& chunk : allocation->chunks) {
     SCOPED_TRACE(item.spec.tag + ", chunk " + std::to_string(chunk.index));
     const Place place = chunk.place.load();
@@ -148,7 +148,7 @@ void MovesWorld::expect_budgets_match() {
       if (chunk.backing->mapping.is_mapped()) mappings.insert(chunk.backing.get());
       device_bytes[static_cast<size_t>(item.spec.device)] += chunk.backing->has_memory() ? chunk.size_bytes : 0;
     }
-    const auto stored = core().registry.backup_of(*allocation);
+    const auto stored = allocation->stored;
     if (stored == nullptr) continue;
     backup_bytes += stored->charge.size_bytes();
     uint64_t touched_bytes = 0;

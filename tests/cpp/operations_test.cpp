@@ -96,7 +96,7 @@ TEST_F(OperationsTest, Invariant2_PiecesThatThreadsShareAreBitForBit) {
     fill(address, size + kChunk, round);
     sim().clear_log();
     EXPECT_EQ(pause().totals().copied, size + kChunk);
-    core().registry.backup_of(*core().registry.find(address))->may_be_pinned = false;
+    core().registry.find(address)->stored->may_be_pinned = false;
     EXPECT_EQ(sim().calls("cuMemcpyDtoHAsync"), pieces + 1);
     EXPECT_EQ(resume().totals().copied, size + kChunk);
     EXPECT_EQ(sim().calls("cuMemcpyHtoDAsync"), pieces + 1);
@@ -199,9 +199,7 @@ TEST_F(OperationsTest, ABackupForEachTagInOnePause) {
   const Report report = Operation::claim(core(), OperationKind::kPause, request)->commit().front();
   EXPECT_EQ(report.totals().bytes, 4 * kChunk);
   EXPECT_EQ(report.totals().copied, 3 * kChunk);
-  const auto kind_of = [&](CUdeviceptr address) {
-    return core().registry.backup_of(*core().registry.find(address))->kind;
-  };
+  const auto kind_of = [&](CUdeviceptr address) { return core().registry.find(address)->stored->kind; };
   EXPECT_EQ(kind_of(weights), BackupKind::kRam);
   EXPECT_EQ(place_of(cache), Place::kDropped);
   EXPECT_EQ(kind_of(other), BackupKind::kDisk);

@@ -128,7 +128,7 @@ void OverflowWorld::expect_sound(const std::string& when) {
     EXPECT_FALSE(allocation.is_held);
     EXPECT_TRUE(has_every_byte_once(allocation.amounts()));
     arenas.emplace(allocation.tag->name, allocation.device);
-    const auto stored = core().registry.backup_of(allocation);
+    const auto stored = allocation.stored;
     host_held_bytes += stored == nullptr ? 0 : stored->charge.size_bytes();
     for (const Chunk& chunk : allocation.chunks) {
       expect_chunk_sound(items_[index], index, chunk, stored.get());

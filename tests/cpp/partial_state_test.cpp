@@ -156,7 +156,7 @@ TEST_F(AbandonedClaim, Invariant3_AResumeThatDoesNotHappenForgetsNoBytes) {
     build({{"w", {BackupKind::kRam}, 0, {1, 2}}});
     core().rules.keeps_ahead.store(true);
     pause();
-    auto stored = core().registry.backup_of(*core().registry.find(items_[0].address));
+    auto stored = core().registry.find(items_[0].address)->stored;
     if (is_short) {
       core().budgets.device.set_limit(kChunk);
       EXPECT_THROW(Operation::claim(core(), OperationKind::kResume, all_unused()), OutOfMemory);

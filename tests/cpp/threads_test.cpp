@@ -280,7 +280,7 @@ TEST_F(ThreadsTest, LooksFromOtherThreadsAreAlwaysAllowed) {
       const auto allocation = core().registry.find(address);
       ASSERT_NE(allocation, nullptr);
       EXPECT_LE(allocation->resident_bytes(), 5 * kChunk);
-      if (const auto stored = core().registry.backup_of(*allocation)) {
+      if (const auto stored = core().registry.read(allocation->stored)) {
         EXPECT_NE(stored->backup->view(), nullptr);
       }
       EXPECT_LE(resident_bytes("w"), 5 * kChunk);

@@ -27,7 +27,7 @@ TEST_F(TrimAwayTest, Invariant7_TheBackupGoesAndAResumeLeavesItOut) {
     EXPECT_EQ(backup_bytes(), 2 * kChunk);
     EXPECT_EQ(core().budgets.pinned.held_bytes(), core().engines.held_bytes());
     EXPECT_TRUE(find(1).is_trimmed);
-    EXPECT_EQ(core().registry.backup_of(find(1)), nullptr);
+    EXPECT_EQ(find(1).stored, nullptr);
     expect_sound("trimmed");
     core().budgets.device.set_limit(2 * kChunk);
     EXPECT_EQ(resume().totals().bytes, 2 * kChunk);

@@ -14,7 +14,7 @@ class VerdictsTest : public CoreTest {
     return allocate(core(), core().registry.tag("w"), Policy{BackupKind::kRam, true}, 0, size_bytes);
   }
   Verdicts verdicts(CUdeviceptr address) {
-    const auto found = core().registry.verdicts_of(*core().registry.find(address));
+    const auto found = core().registry.find(address)->verdicts;
     return found == nullptr ? Verdicts{} : *found;
   }
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }

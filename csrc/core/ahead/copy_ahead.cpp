@@ -109,7 +109,7 @@ bool CopyAhead::add(const std::shared_ptr<Allocation>& allocation) {
     window_->is_full = true;
     return false;
   }
-  auto stored = core().registry.backup_of(*allocation);
+  const auto& stored = allocation->stored;
   const BackupKind kind = allocation->policy.backup;
   const bool is_usable = stored == nullptr || (!stored->is_looked_at() && stored->kind == kind);
   if (is_usable) {

@@ -16,8 +16,9 @@
 
 // One contiguous address range that was handed to the caller, and the chunks behind it. The backing of a chunk belongs
 // to the holder: the allocator until registration, an operation while is_held, the free after the registry. Any thread
-// may read place. is_unused belongs to the operations; the registry's lock guards is_held, is_doomed, is_trimmed,
-// stored, verdicts and counted. Tag, policy, device and addresses never change.
+// may read place. is_unused belongs to the operations. The registry's lock guards is_held, is_doomed, is_trimmed and
+// counted; also stored and verdicts, which only the holder changes, so that it reads them without the lock. Tag,
+// policy, device and addresses never change.
 namespace ebbtide {
 
 struct Tag;

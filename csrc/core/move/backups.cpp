@@ -74,7 +74,7 @@ void charge_backups(Core& core, const std::vector<BackupUse*>& uses, const std::
 
 void attach_backup(Core& core, BackupUse& use) {
   if (use.is_attached) return;
-  core.registry.set_backup(*use.allocation, use.stored);
+  core.registry.replace(use.allocation->stored, use.stored);
   use.is_attached = true;
 }
 

@@ -17,8 +17,7 @@ void Preparation::prepare(const Allocations& allocations) {
     add_row(*allocation);
     const BackupKind kind = allocation->policy.backup;
     // An allocation that is partly away has a backup, and will go on with it.
-    if (kind == BackupKind::kNone || allocation->is_away() || core().registry.backup_of(*allocation) != nullptr)
-      continue;
+    if (kind == BackupKind::kNone || allocation->is_away() || allocation->stored != nullptr) continue;
     BackupUse& use = opened_.emplace_back(BackupUse{.allocation = allocation});
     use.kind = kind;
     use.needed_bytes = allocation->size_bytes();

@@ -83,7 +83,7 @@ std::optional<BackupView> view_backup(Core& core, const AddressRange& range, Vie
   if (selection.groups.front().allocations.empty()) return std::nullopt;
   const auto& allocation = selection.groups.front().allocations.front();
   const size_t end = begin + std::max<size_t>(range.size_bytes, 1);
-  const auto stored = core.registry.backup_of(*allocation);
+  const auto stored = allocation->stored;
   if (stored == nullptr) return std::nullopt;
   if (!is_shown(*allocation, *stored, begin, end, kind)) return std::nullopt;
   std::byte* const bytes = stored->backup->view();

@@ -57,7 +57,7 @@ void Pause::prepare(const Allocations& allocations) {
 }
 
 void Pause::add(const std::shared_ptr<Allocation>& allocation) {
-  const auto earlier = core().registry.verdicts_of(*allocation);
+  const auto earlier = allocation->verdicts;
   // Those of an earlier call where it left the allocation midway, which this one finishes.
   auto verdicts = earlier != nullptr && allocation->is_away()
                       ? std::make_shared<Verdicts>(*earlier)
@@ -73,7 +73,7 @@ void Pause::add(const std::shared_ptr<Allocation>& allocation) {
 // The backup that the allocation has, if it can take the bytes. An allocation that is partly away goes on with the one
 // that it has: a second one for the rest is not kept, so no view of it may be open.
 std::shared_ptr<BackupRecord> Pause::usable_backup(const Allocation& allocation, BackupKind kind) {
-  auto stored = core().registry.backup_of(allocation);
+  const auto& stored = allocation.stored;
   if (stored == nullptr) return stored;
   if (allocation.is_away() && stored->has_views()) {
     throw StateError("tag '" + allocation.tag->name +
@@ -222,7 +222,7 @@ void Pause::run_last() {
 
 // Chunks on the host stayed there: a backup that was retained has older bytes of them.
 void Pause::note_host_chunks(const Allocation& allocation) noexcept {
-  const auto stored = core().registry.backup_of(allocation);
+  const auto& stored = allocation.stored;
   if (stored == nullptr) return;
   for (const Chunk& chunk : allocation.chunks) {
     if (!chunk.is_on_host()) continue;
@@ -245,7 +245,7 @@ void Pause::settle() noexcept {
       discard_untouched(paused);
       // A backup that holds nothing goes whole.
       if (paused.is_attached && !paused.had_backup && !allocation.is_any_stored())
-        core().registry.set_backup(allocation, nullptr);
+        core().registry.replace(allocation.stored, nullptr);
     }
     if (allocation.is_paused.load() || allocation.is_away()) {
       // Chunks that did not leave the device keep the verdicts of the pause before.
@@ -254,7 +254,7 @@ void Pause::settle() noexcept {
         for (size_t block = chunk.first_block(); block < chunk.end_block(); ++block)
           (*paused.verdicts)[block] = paused.earlier == nullptr ? Verdict::kNone : (*paused.earlier)[block];
       }
-      core().registry.set_verdicts(allocation, paused.verdicts);
+      core().registry.replace(allocation.verdicts, paused.verdicts);
     }
   }
   stored_.clear();

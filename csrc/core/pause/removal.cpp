@@ -64,7 +64,7 @@ void Removal::release_memory(const LeavingHandle& handle) {
 void Removal::forget_backup_if_dropped(Allocation& allocation) noexcept {
   const bool is_dropped = std::all_of(allocation.chunks.begin(), allocation.chunks.end(),
                                       [](const Chunk& chunk) { return chunk.place.load() == Place::kDropped; });
-  if (is_dropped) core().registry.set_backup(allocation, nullptr);
+  if (is_dropped) core().registry.replace(allocation.stored, nullptr);
 }
 
 }  // namespace ebbtide

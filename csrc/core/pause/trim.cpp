@@ -35,7 +35,7 @@ void Trim::run_last() {
       if (chunk.place.load() == Place::kStored) chunk.place.store(Place::kDropped, std::memory_order_release);
     }
     // An open view keeps the bytes.
-    core().registry.set_backup(*allocation, nullptr);
+    core().registry.replace(allocation->stored, nullptr);
   }
   drop_all();
   for (const auto& allocation : allocations_) {
@@ -47,7 +47,7 @@ void Trim::run_last() {
 void Trim::settle() noexcept {
   for (const auto& allocation : allocations_) {
     forget_backup_if_dropped(*allocation);
-    if (allocation->is_paused.load() || allocation->is_away()) core().registry.set_verdicts(*allocation, nullptr);
+    if (allocation->is_paused.load() || allocation->is_away()) core().registry.replace(allocation->verdicts, nullptr);
   }
   dropped_.clear();
   allocations_.clear();

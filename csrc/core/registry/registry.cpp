@@ -167,29 +167,6 @@ bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, 
   return true;
 }
 
-std::shared_ptr<BackupRecord> Registry::backup_of(const Allocation& allocation) const {
-  const std::lock_guard lock(mutex_);
-  return allocation.stored;
-}
-
-void Registry::set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored) {
-  {
-    const std::lock_guard lock(mutex_);
-    allocation.stored.swap(stored);
-  }
-  // The earlier one goes here, outside the lock.
-}
-
-std::shared_ptr<const Verdicts> Registry::verdicts_of(const Allocation& allocation) const {
-  const std::lock_guard lock(mutex_);
-  return allocation.verdicts;
-}
-
-void Registry::set_verdicts(Allocation& allocation, std::shared_ptr<const Verdicts> verdicts) noexcept {
-  const std::lock_guard lock(mutex_);
-  allocation.verdicts.swap(verdicts);
-}
-
 LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& holder) {
   check_tag_name(tag_name);
   const std::lock_guard lock(mutex_);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/tag.h"
@@ -141,11 +142,18 @@ class Registry {
   bool is_any_away(const Tag& tag) const;  // also while an operation moves it
   // For signal handlers: gives up where any thread, also the interrupted one, has the lock. Copies the tag's name.
   bool find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept;
-  // Under the lock of the registry, so that a free at the same time is harmless.
-  std::shared_ptr<BackupRecord> backup_of(const Allocation& allocation) const;
-  void set_backup(Allocation& allocation, std::shared_ptr<BackupRecord> stored);
-  std::shared_ptr<const Verdicts> verdicts_of(const Allocation& allocation) const;
-  void set_verdicts(Allocation& allocation, std::shared_ptr<const Verdicts> verdicts) noexcept;
+  // `stored` or `verdicts` of an allocation, under the lock. Only its holder replaces them. The earlier object goes
+  // after the lock.
+  template <typename T>
+  void replace(std::shared_ptr<T>& pointer, std::type_identity_t<std::shared_ptr<T>> next) noexcept {
+    const std::lock_guard lock(mutex_);
+    pointer.swap(next);
+  }
+  template <typename T>
+  std::shared_ptr<T> read(const std::shared_ptr<T>& pointer) const {
+    const std::lock_guard lock(mutex_);
+    return pointer;
+  }
 
   // The number of the newest lease of all.
   uint64_t last_lease() const;

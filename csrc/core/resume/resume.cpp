@@ -50,7 +50,7 @@ void Resume::select(const std::shared_ptr<Allocation>& allocation) {
   // Memory that an earlier failure left behind a chunk that is away still holds old bytes: never map it again
   // (invariant 2). A copy into it may still be queued (invariant 5).
   if (allocation->has_stale_memory()) synchronize_device(allocation->device);
-  const auto stored = core().registry.backup_of(*allocation);
+  const auto stored = allocation->stored;
   // If a caller copies ahead, the backup is kept as spare memory, so that unchanged blocks are not copied again.
   const bool is_wanted = stored != nullptr && (allocation->policy.retain || stored->kind == BackupKind::kPinned);
   const bool is_spare = !request().retain && stored != nullptr && !is_wanted && core().rules.keeps_ahead.load() &&
@@ -276,7 +276,7 @@ void Resume::settle() noexcept {
     // The backup has done its duty once everything is back, unless it is retained. An open view keeps it alive, and
     // then it is not retained: the next pause would write into it.
     const bool is_needed = resumed.is_retained && !resumed.stored->has_views();
-    if (resumed.was_stored && !allocation.is_away() && !is_needed) core().registry.set_backup(allocation, nullptr);
+    if (resumed.was_stored && !allocation.is_away() && !is_needed) core().registry.replace(allocation.stored, nullptr);
   }
   resumed_.clear();
 }

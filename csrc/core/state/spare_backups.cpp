@@ -35,8 +35,8 @@ uint64_t SpareBackups::drop(uint64_t bytes) noexcept {
       return true;
     });
     for (const auto& allocation : selection.groups.front().allocations) {
-      auto stored = registry_.backup_of(*allocation);
-      registry_.set_backup(*allocation, nullptr);
+      auto stored = allocation->stored;
+      registry_.replace(allocation->stored, nullptr);
       frees_.let_go(std::move(stored));
     }
     frees_.destroy_all(registry_.release(selection, Outcome::kUntouched));
