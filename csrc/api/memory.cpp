@@ -133,11 +133,11 @@ ebbtide_status ebbtide_open_lease(const char* tag, const char* holder, ebbtide_l
 
 ebbtide_status ebbtide_close_lease(uint64_t id, ebbtide_error* error) {
   return guarded(error, [&] {
-    if (!is_forked_child()) Core::instance().registry.close_lease(id);
+    if (!is_forked_child()) Core::instance().registry.leases.close(id);
   });
 }
 
-uint64_t ebbtide_last_lease(void) { return is_forked_child() ? 0 : Core::instance().registry.last_lease(); }
+uint64_t ebbtide_last_lease(void) { return is_forked_child() ? 0 : Core::instance().registry.leases.newest(); }
 
 ebbtide_status ebbtide_begin_capture(ebbtide_error* error) {
   return with_core(error, [](Core& core) { core.capture_gate.begin_capture(); });

@@ -225,7 +225,8 @@ ebbtide_status ebbtide_pause_count(const char* tag, uint64_t* count, ebbtide_err
   return with_core(error, [&](Core& core) {
     require_given(tag, "tag");
     require_given(count, "count");
-    *count = core.registry.pause_count(tag);
+    *count = 0;
+    core.registry.visit_tag(tag, [&](const Tag& found) { *count = found.pause_count; });
   });
 }
 

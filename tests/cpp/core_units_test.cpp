@@ -130,7 +130,7 @@ TEST_F(RegistryTest, AnUnknownTagListsTheKnownOnes) {
   EXPECT_EQ(resident_bytes("weights"), kChunk);
   // One wrong name among right ones: nothing moves, no epoch advances, no tag stays held.
   EXPECT_THROW(pause({"weights", "nobody"}), StateError);
-  EXPECT_EQ(core().registry.open_lease("weights", "me").epoch, 0u);
+  EXPECT_EQ(open_lease(core(), "weights", "me").epoch, 0u);
 }
 
 TEST_F(RegistryTest, DuplicateTagsAreOne) {
@@ -141,32 +141,32 @@ TEST_F(RegistryTest, DuplicateTagsAreOne) {
 
 TEST_F(RegistryTest, ALeaseRefusesPauseNamesItsHolderAndCountsPauses) {
   Registry& registry = core().registry;
-  const LeaseInfo lease = registry.open_lease("w", "thread 'trainer'");
+  const LeaseInfo lease = open_lease(core(), "w", "thread 'trainer'");
   EXPECT_EQ(lease.epoch, 0u);
   EXPECT_FALSE(lease.is_away);
   alloc("w", kChunk);
   EXPECT_TRUE(mentions(message_of([&] { pause(); }), "thread 'trainer'"));
   EXPECT_EQ(resident_bytes("w"), kChunk);
   resume();  // leases do not hinder a resume
-  registry.close_lease(lease.id);
-  EXPECT_THROW(registry.close_lease(lease.id), InvalidArgument);
-  EXPECT_THROW(registry.close_lease(12345), InvalidArgument);
+  registry.leases.close(lease.id);
+  EXPECT_THROW(registry.leases.close(lease.id), InvalidArgument);
+  EXPECT_THROW(registry.leases.close(12345), InvalidArgument);
   pause();
-  const LeaseInfo away = registry.open_lease("w", "x");
+  const LeaseInfo away = open_lease(core(), "w", "x");
   EXPECT_EQ(away.epoch, 1u);
   EXPECT_TRUE(away.is_away);
   EXPECT_NE(away.id, lease.id);
   resume();
-  registry.close_lease(away.id);
-  EXPECT_FALSE(registry.open_lease("w", "y").is_away);
+  registry.leases.close(away.id);
+  EXPECT_FALSE(open_lease(core(), "w", "y").is_away);
 }
 
 // Otherwise a region that is entered during a prepare would get a new pool, which lives as long as the process.
 TEST_F(RegistryTest, ATagIsPresentWhileItsBackupsArePrepared) {
   alloc("w", kChunk);
   const auto take_lease = [&] {
-    const LeaseInfo lease = core().registry.open_lease("w", "x");
-    core().registry.close_lease(lease.id);
+    const LeaseInfo lease = open_lease(core(), "w", "x");
+    core().registry.leases.close(lease.id);
     return lease;
   };
   {
@@ -183,7 +183,7 @@ TEST_F(RegistryTest, FreeingAbsentMemoryMakesTheTagPresentAgain) {
   pause();
   const CUdeviceptr fresh = alloc("w", kChunk);
   deallocate(core(), address);
-  EXPECT_TRUE(core().registry.open_lease("w", "x").is_away);
+  EXPECT_TRUE(open_lease(core(), "w", "x").is_away);
   for (const auto& allocation : std::vector{core().registry.find(fresh)}) EXPECT_FALSE(allocation->is_away());
 }
 
@@ -195,7 +195,7 @@ TEST_F(RegistryTest, ATagWhosePartialMemoryWasFreedIsNotPartialAnyMore) {
   EXPECT_TRUE(is_partial("w"));
   deallocate(core(), address);
   EXPECT_FALSE(is_partial("w")) << "all that is left is resident";
-  EXPECT_FALSE(core().registry.open_lease("w", "x").is_away);
+  EXPECT_FALSE(open_lease(core(), "w", "x").is_away);
   deallocate(core(), whole);
 }
 

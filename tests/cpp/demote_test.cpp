@@ -246,10 +246,10 @@ TEST_F(DemoteTest, ASwapAndATrimTakeItAsTheyTakeWhatSpilled) {
 
 TEST_F(DemoteTest, ATagWithOpenRegionOrCaptureIsRefused) {
   make("w", kRam, {1});
-  const LeaseInfo lease = core().registry.open_lease("w", "thread 7");
+  const LeaseInfo lease = open_lease(core(), "w", "thread 7");
   EXPECT_THROW(demote({"w"}), StateError);
   EXPECT_THROW(preview(OperationKind::kDemote, {"w"}), StateError);
-  core().registry.close_lease(lease.id);
+  core().registry.leases.close(lease.id);
   EXPECT_EQ(preview(OperationKind::kDemote, {"w"}), std::vector<std::string>{"w"});
   core().capture_gate.begin_capture();
   EXPECT_THROW(demote({"w"}), StateError) << "Invariant 9";

@@ -68,7 +68,7 @@ TEST_F(DetachedTest, Invariant3_ItIsAwayAndItsTagIsPartial) {
     detach(kRam, count);
     const LeaseInfo lease = open_lease(core(), "w", "a test");
     EXPECT_TRUE(lease.is_away) << "what enters gets a fresh pool";
-    core().registry.close_lease(lease.id);
+    core().registry.leases.close(lease.id);
     EXPECT_FALSE(view_backup(core(), {parts_[0], kChunk})) << "its bytes are in no store";
     char tag[8];
     bool is_away = false;

@@ -55,7 +55,7 @@ class ExpectedChangeTest : public CoreTest {
   ReportRow pause_but(const std::vector<AddressRange>& unused) {
     OperationRequest request;
     request.unused = AddressRanges(unused);
-    request.unused_as_of = core().registry.last_lease();
+    request.unused_as_of = core().registry.leases.newest();
     return Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
   }
   static unsigned char* bytes_at(CUdeviceptr address) { return reinterpret_cast<unsigned char*>(address); }

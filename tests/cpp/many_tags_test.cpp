@@ -38,7 +38,7 @@ TEST_F(ManyTags, AQuestionAboutOneCostsTheSameWithAnyNumberOfOthers) {
     const CUdeviceptr address = make(count)[1];
     const auto ask = [&](const std::function<void()>& act) { looks[count].push_back(looks_of(act)); };
     ask([&] { core().registry.visit_tag("t1", [](const Tag&) {}); });
-    ask([&] { core().registry.close_lease(open_lease(core(), "t1", "a test").id); });
+    ask([&] { core().registry.leases.close(open_lease(core(), "t1", "a test").id); });
     ask([&] { core().registry.find(address); });
     ask([&] { core().registry.is_away(address, 1); });
     ask([&] { preview(OperationKind::kPause, {"t1"}); });

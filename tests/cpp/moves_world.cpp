@@ -222,7 +222,7 @@ void MovesWorld::pause_but_unused() {
     }
   }
   request.unused = AddressRanges(std::move(unused));
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   Operation::claim(core(), OperationKind::kPause, std::move(request))->commit();
 }
 

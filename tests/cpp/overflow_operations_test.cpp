@@ -122,9 +122,9 @@ TEST_F(OverflowTest, PromotedHostMemoryGoesToThePoolCleared) {
 
 TEST_F(OverflowTest, PromoteRefusesALeasedTag) {
   spill("w", kSplitRam, 0, kChunk);
-  const LeaseInfo lease = core().registry.open_lease("w", "somebody");
+  const LeaseInfo lease = open_lease(core(), "w", "somebody");
   EXPECT_THROW(promote({"w"}), StateError);
-  core().registry.close_lease(lease.id);
+  core().registry.leases.close(lease.id);
   EXPECT_EQ(promote({"w"}).totals().bytes, kChunk);
 }
 

@@ -144,7 +144,7 @@ class AbandonedClaim : public MovesWorld {
   OperationRequest all_unused() {
     OperationRequest request;
     request.unused = AddressRanges({{items_[0].address, items_[0].content.size() * kChunk}});
-    request.unused_as_of = core().registry.last_lease();
+    request.unused_as_of = core().registry.leases.newest();
     return request;
   }
 };

@@ -111,7 +111,7 @@ TEST_F(PeersTest, MemoryMappedBeforeADeviceCameAliveIsCaughtUpWith) {
       {"an allocation on the other device", [&] { alloc("new", kChunk, BackupKind::kRam, 1); }},
       {"a resume", [&] { resume({"away"}); }},
       {"a resume in the background", [&] { PendingResume::start(claim(OperationKind::kResume, {"away"}))->wait(); }},
-      {"the entry of a region", [&] { core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id); }},
+      {"the entry of a region", [&] { core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id); }},
       {"the program's wish", [&] { core().peers.enable(1); }},
   };
   for (const auto& [name, act] : occasions) {
@@ -190,7 +190,7 @@ TEST_F(PeersTest, ADeviceThatEnabledAccessCountsInWhateverContextItDidSo) {
 TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
   const std::vector<Act> occasions = {
       [&] { deallocate(core(), alloc("new", kChunk)); },
-      [&] { core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id); },
+      [&] { core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id); },
       [&] { core().peers.enable(1); },
   };
   const auto prepare = [&] {
@@ -215,7 +215,7 @@ TEST_F(PeersTest, Invariant3_CatchingUpWithEveryCallFailing) {
       give_back_caches(core());
       expect_sound("after the failure");
       for (const Item& item : items_) EXPECT_TRUE(is_usable_by(0, item.address));
-      core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
+      core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id);
       expect_resident("back");
       for (const Item& item : items_) EXPECT_TRUE(is_usable_by_all(item.address));
       free_all();
@@ -260,7 +260,7 @@ TEST_F(PeersTest, ThreadsMayDoAllOfItAtOnce) {
           const CUdeviceptr address = alloc(tag, kChunk);
           const LeaseInfo lease = open_lease(core(), tag, "a thread");
           deallocate(core(), address);
-          core().registry.close_lease(lease.id);
+          core().registry.leases.close(lease.id);
         }
       });
     }

@@ -69,7 +69,7 @@ TEST_F(Poison, UnusedBlocksSkippedByAPause) {
   fill(address, 5 * kChunk, 1);
   OperationRequest request;
   request.unused = AddressRanges({{address + kChunk, 2 * kChunk}, {address + 4 * kChunk, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   EXPECT_EQ(run(OperationKind::kPause, request).totals().unused, 3 * kChunk);
   resume();
   EXPECT_TRUE(holds(address, kChunk, 1));
@@ -90,7 +90,7 @@ TEST_F(Poison, UnusedBlocksWithoutKernels) {
   fill(address, 2 * kChunk, 1);
   OperationRequest request;
   request.unused = AddressRanges({{address + kChunk, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   run(OperationKind::kPause, request);
   resume();
   EXPECT_TRUE(holds(address, kChunk, 1));
@@ -108,7 +108,7 @@ TEST_F(Poison, ZerosAndPoisonAndOtherValuesSideBySide) {
   std::memset(bytes + 3 * kChunk, kByte, kChunk);  // the program's own
   OperationRequest request;
   request.unused = AddressRanges({{address + 4 * kChunk, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   std::memset(bytes + 5 * kChunk, 0, kChunk);
   run(OperationKind::kPause, request);
   // Memory of another tag, full of other bytes, changes hands.
@@ -137,7 +137,7 @@ TEST_F(Poison, InTheBackground) {
   fill(weights, 3 * kChunk, 2);
   OperationRequest request;
   request.unused = AddressRanges({{weights + kChunk, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   run(OperationKind::kPause, request);
   const auto pending = PendingResume::start(claim(OperationKind::kResume));
   pending->wait();

@@ -34,14 +34,14 @@ TEST_F(PreviewTest, NamesTheTagsWhoseContentWouldMoveInTheOrderOfTheRequest) {
 TEST_F(PreviewTest, LeavesEverythingAsItIs) {
   const CUdeviceptr address = alloc("w", kChunk);
   fill(address, kChunk, 1);
-  const LeaseInfo first = core().registry.open_lease("w", "a test");
-  core().registry.close_lease(first.id);
+  const LeaseInfo first = open_lease(core(), "w", "a test");
+  core().registry.leases.close(first.id);
   const Live before = Live::now();
   preview(OperationKind::kPause, {"w"});
   EXPECT_EQ(Live::now(), before);
   EXPECT_EQ(core().budgets.host.held_bytes(), 0u);
-  const LeaseInfo second = core().registry.open_lease("w", "a test");
-  core().registry.close_lease(second.id);
+  const LeaseInfo second = open_lease(core(), "w", "a test");
+  core().registry.leases.close(second.id);
   EXPECT_EQ(second.epoch, first.epoch) << "pools stay in use";
   core().capture_gate.begin_capture();  // would wait for a permit
   core().capture_gate.end_capture();
@@ -55,12 +55,12 @@ TEST_F(PreviewTest, RefusesWhatTheOperationRefuses) {
   EXPECT_THROW(preview(OperationKind::kPause, {"never"}), StateError);
   EXPECT_THROW(preview(OperationKind::kPause, {"a\nb"}), InvalidArgument);
   EXPECT_THROW(preview(OperationKind::kSwap, {"w"}), InvalidArgument);
-  const LeaseInfo lease = core().registry.open_lease("w", "a test");
+  const LeaseInfo lease = open_lease(core(), "w", "a test");
   for (const OperationKind kind :
        {OperationKind::kPause, OperationKind::kTrim, OperationKind::kPromote, OperationKind::kDemote})
     EXPECT_THROW(preview(kind), StateError);
   EXPECT_EQ(preview(OperationKind::kResume), Names{});
-  core().registry.close_lease(lease.id);
+  core().registry.leases.close(lease.id);
   core().capture_gate.begin_capture();
   EXPECT_THROW(preview(OperationKind::kResume), StateError);
   core().capture_gate.end_capture();

@@ -25,7 +25,7 @@ TEST_F(RefusedPeersTest, AMappingThatThePeersAreRefusedIsTheDevicesAlone) {
   EXPECT_FALSE(is_usable_by(1, address));
   alloc("a", kChunk);
   EXPECT_FALSE(is_usable_by(1, address)) << "an allocation does not ask again and again";
-  core().registry.close_lease(open_lease(core(), "a", "somebody").id);
+  core().registry.leases.close(open_lease(core(), "a", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
 }
 
@@ -35,11 +35,11 @@ TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereAnOperationHoldsTheMemory) {
   const CUdeviceptr address = alloc("a", kChunk);
   auto operation = claim(OperationKind::kPrepare, {"a"});
   EXPECT_FALSE(is_usable_by(1, address));
-  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
+  core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id);
   operation.reset();
   sim().clear_failures();
   EXPECT_FALSE(is_usable_by(1, address));
-  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
+  core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
 }
 
@@ -52,11 +52,11 @@ TEST_F(RefusedPeersTest, ARefusalIsNotForgottenWhereTheMemoryIsNotRegisteredYet)
   std::shared_ptr<Allocation> allocation =
       build_allocation(core(), {core().registry.tag("a"), {BackupKind::kRam}, 0, kChunk}, none);
   sim().clear_failures();
-  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
+  core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id);
   const CUdeviceptr address = allocation->address();
   core().registry.insert(std::move(allocation));
   EXPECT_FALSE(is_usable_by(1, address));
-  core().registry.close_lease(open_lease(core(), "elsewhere", "somebody").id);
+  core().registry.leases.close(open_lease(core(), "elsewhere", "somebody").id);
   EXPECT_TRUE(is_usable_by_all(address));
   deallocate(core(), address);
 }

@@ -251,7 +251,7 @@ TEST_F(SeparateTest, Invariant2_NoMemoryToMapIsNoRoomEither) {
 
 TEST_F(SeparateTest, OnlyTagsOfWhichSomethingIsPausedCountAPause) {
   make_two_groups();
-  const auto paused = [&](const char* tag) { return core().registry.pause_count(tag); };
+  const auto paused = [&](const char* tag) { return core().registry.tag(tag).pause_count; };
   const uint64_t small_pauses = paused("small"), large_pauses = paused("large");
   Operation::claim(core(), OperationKind::kPause, {.tags = {.names = {"small", "large"}, .addresses = {small_[0]}}})
       ->commit();
@@ -312,7 +312,7 @@ TEST_F(SeparateTest, AnOpenRegionIsAStateErrorBeforeAnythingMoves) {
   EXPECT_THROW(separate({parts[0]}), StateError);
   EXPECT_EQ(sim().calls("cuCtxSynchronize") + sim().calls("cuMemCreate"), 0u);
   EXPECT_EQ(Live::now(), before);
-  core().registry.close_lease(lease.id);
+  core().registry.leases.close(lease.id);
   separate({parts[0]});
   EXPECT_EQ(handles(), 2u);
   expect_whole(parts);

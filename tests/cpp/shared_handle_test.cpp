@@ -112,7 +112,7 @@ TEST_F(SharedTest, UnusedMemoryDoesNotShare) {
     request.tags.names = {"w"};
     request.backup = kind;
     request.unused = AddressRanges({{parts[1], kChunk}});
-    request.unused_as_of = core().registry.last_lease();
+    request.unused_as_of = core().registry.leases.newest();
     Operation::claim(core(), OperationKind::kPause, request)->commit();
     resume();
     EXPECT_EQ(handles(), 3u) << "a pool's idle memory lies in the middle";

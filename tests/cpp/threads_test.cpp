@@ -26,7 +26,7 @@ TEST_F(ThreadsTest, Invariant12_MallocAndFreeNeverWaitForAPauseNotEvenOnTheirOwn
   deallocate(core(), alloc("other", kChunk));
   EXPECT_NE(core().registry.find(leaving), nullptr);
   EXPECT_FALSE(core().registry.is_away(fresh, kChunk));
-  EXPECT_TRUE(core().registry.open_lease("w", "x").is_away);
+  EXPECT_TRUE(open_lease(core(), "w", "x").is_away);
   EXPECT_TRUE(slow.is_running()) << "all of that happened in the middle of the pause";
   slow.join();
   EXPECT_EQ(resident_bytes("w"), kChunk) << "later allocations are resident";
@@ -76,9 +76,9 @@ TEST_F(ThreadsTest, EverythingFreedInTheMiddleOfAnOperationGoesWithIt) {
     EXPECT_EQ(Live::now().handles + Live::now().reservations, 0u);
     EXPECT_EQ(core().budgets.host.held_bytes(), core().engines.held_bytes());
     EXPECT_EQ(core().budgets.device.held_bytes(0) + core().budgets.device.held_bytes(1), 0u);
-    const LeaseInfo lease = core().registry.open_lease("w", "x");
+    const LeaseInfo lease = open_lease(core(), "w", "x");
     EXPECT_FALSE(lease.is_away);
-    core().registry.close_lease(lease.id);
+    core().registry.leases.close(lease.id);
   }
 }
 
@@ -249,12 +249,12 @@ TEST_F(ThreadsTest, MemoryOfALeasedTagNeverLeaves) {
       return;
     }
     for (int round = 0; round < 60; ++round) {
-      const LeaseInfo lease = core().registry.open_lease("w", "thread");
+      const LeaseInfo lease = open_lease(core(), "w", "thread");
       if (!lease.is_away) {
         std::this_thread::yield();
         EXPECT_FALSE(core().registry.is_away(address, kChunk));
       }
-      core().registry.close_lease(lease.id);
+      core().registry.leases.close(lease.id);
       std::this_thread::yield();
     }
     --leases_left;

@@ -47,10 +47,10 @@ TEST_F(TrimAwayTest, OnlyAbsentMemoryMayBeTrimmedWhileTheRegionIsOpen) {
   build({{"w", kRam, 0, {1}}});
   pause();
   const CUdeviceptr fresh = alloc("w", kChunk);
-  const LeaseInfo lease = core().registry.open_lease("w", "somebody");
+  const LeaseInfo lease = open_lease(core(), "w", "somebody");
   trim({0});
   EXPECT_TRUE(find(0).is_trimmed);
-  EXPECT_EQ(core().registry.open_lease("w", "another").epoch, lease.epoch) << "no pool is retired for it";
+  EXPECT_EQ(open_lease(core(), "w", "another").epoch, lease.epoch) << "no pool is retired for it";
   EXPECT_THROW(run_at(OperationKind::kTrim, {"w"}, {fresh}), StateError);
   deallocate(core(), fresh);
 }
@@ -111,7 +111,7 @@ TEST_F(TrimAwayTest, Invariant2_UnusedBlocksNeedNotComeBack) {
   OperationRequest request;
   request.unused =
       AddressRanges({{items_[0].address + kChunk / 2, 3 * kChunk}});  // covers only blocks 1 and 2 as a whole
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   const Report report = Operation::claim(core(), OperationKind::kResume, request)->commit().front();
   EXPECT_EQ(report.totals().copied, 3 * kChunk);
   EXPECT_EQ(report.totals().unused, 2 * kChunk);
@@ -128,8 +128,8 @@ TEST_F(TrimAwayTest, Invariant2_BlocksThatALaterLeaseMayUseComeBack) {
   pause();
   OperationRequest request;
   request.unused = AddressRanges({{items_[0].address, 2 * kChunk}});
-  request.unused_as_of = core().registry.last_lease();
-  core().registry.close_lease(core().registry.open_lease("w", "somebody").id);
+  request.unused_as_of = core().registry.leases.newest();
+  core().registry.leases.close(open_lease(core(), "w", "somebody").id);
   EXPECT_EQ(Operation::claim(core(), OperationKind::kResume, request)->commit().front().totals().copied, 2 * kChunk);
   expect_bytes("back");
 }

@@ -33,7 +33,7 @@ TEST_F(VerdictsTest, EachBlockIsCopiedChangedCleanUnusedOrConstant) {
   bytes_at(address)[4 * kChunk - 1] = 9;  // constant no more
   OperationRequest request;
   request.unused = AddressRanges({{address + 2 * kChunk, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   const ReportRow row = Operation::claim(core(), OperationKind::kPause, request)->commit().front().totals();
   EXPECT_EQ(verdicts(address),
             (Verdicts{Verdict::kClean, Verdict::kChanged, Verdict::kUnused, Verdict::kFilled, Verdict::kClean}));
@@ -119,7 +119,7 @@ TEST_F(VerdictsTest, WhatWasUnusedHasNoEarlierCopy) {
   fill(address, 2 * kChunk, 1);
   OperationRequest request;
   request.unused = AddressRanges({{address + kChunk, kChunk}});
-  request.unused_as_of = core().registry.last_lease();
+  request.unused_as_of = core().registry.leases.newest();
   Operation::claim(core(), OperationKind::kPause, request)->commit();
   resume();
   fill(address + kChunk, kChunk, 2);

@@ -132,7 +132,7 @@ bool deallocate_if_ours(Core& core, CUdeviceptr address) {
 LeaseInfo open_lease(Core& core, const std::string& tag_name, const std::string& holder) {
   require_not_forked();
   core.peers.refresh(true);
-  return core.registry.open_lease(tag_name, holder);
+  return core.registry.leases.open(core.registry.tag(tag_name), holder);
 }
 
 }  // namespace ebbtide

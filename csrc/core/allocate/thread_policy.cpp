@@ -12,7 +12,7 @@ thread_local constinit ThreadPolicy own_policy;
 bool is_over(const ThreadPolicy& policy) {
   if (policy.lease == 0 || is_forked_child()) return false;
   const Core* const core = Core::instance_if_made();
-  return core == nullptr || !core->registry.is_lease_open(policy.lease);
+  return core == nullptr || !core->registry.leases.is_open(policy.lease);
 }
 
 }  // namespace

@@ -3,41 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-
 namespace ebbtide {
 
 Tag& Registry::tag(const std::string& name) {
   check_tag_name(name);
   const std::lock_guard lock(mutex_);
-  return tag_locked(name);
-}
-
-uint64_t Registry::pause_count(const std::string& tag_name) const {
-  const std::lock_guard lock(mutex_);
-  const auto found = tags_.find(tag_name);
-  return found == tags_.end() ? 0 : found->second->pause_count;
-}
-
-Tag& Registry::tag_locked(const std::string& name) {
   auto& slot = tags_[name];
   if (slot == nullptr) slot = std::make_unique<Tag>(name);
   return *slot;
-}
-
-Amounts Tag::total() const {
-  Amounts sum;
-  for (const auto& [device, on_device] : devices) sum += on_device.amounts;
-  return sum;
-}
-
-Amounts Tag::total_now() const {
-  if (!is_busy) return total();
-  Amounts sum;
-  for (const auto& [sequence, allocation] : allocations) {
-    if (!allocation->is_doomed) sum += allocation->amounts();
-  }
-  return sum;
 }
 
 void Registry::insert(std::shared_ptr<Allocation> allocation) {
@@ -102,16 +75,18 @@ std::shared_ptr<Allocation> Registry::take(CUdeviceptr address, bool* is_ours) {
   return allocation;
 }
 
-std::shared_ptr<Allocation> Registry::find_locked(CUdeviceptr address) const {
-  auto after = by_address_.upper_bound(address);
+// Null as for find().
+const std::shared_ptr<Allocation>* Registry::find_locked(CUdeviceptr address) const noexcept {
+  const auto after = by_address_.upper_bound(address);
   if (after == by_address_.begin()) return nullptr;
   const auto& allocation = std::prev(after)->second;
-  return address - allocation->address() < allocation->size_bytes() && !allocation->is_doomed ? allocation : nullptr;
+  return address - allocation->address() < allocation->size_bytes() && !allocation->is_doomed ? &allocation : nullptr;
 }
 
 std::shared_ptr<Allocation> Registry::find(CUdeviceptr address) const {
   const std::lock_guard lock(mutex_);
-  return find_locked(address);
+  const auto* const found = find_locked(address);
+  return found == nullptr ? nullptr : *found;
 }
 
 namespace {
@@ -150,55 +125,20 @@ bool Registry::is_missing(CUdeviceptr address, size_t size_bytes) const {
 
 bool Registry::is_any_away(const Tag& tag) const {
   const std::lock_guard lock(mutex_);
-  return tag.is_moving || tag.total().away_count > 0;
+  return tag.is_any_away();
 }
 
 bool Registry::find_in_handler(CUdeviceptr address, char* tag, size_t capacity, bool* is_away) const noexcept {
   const HandlerSafeMutex::Look look(mutex_);
   if (capacity == 0 || !look.is_granted()) return false;
-  auto after = by_address_.upper_bound(address);
-  if (after == by_address_.begin()) return false;
-  const Allocation& allocation = *std::prev(after)->second;
-  if (allocation.is_doomed || address - allocation.address() >= allocation.size_bytes()) return false;
+  const auto* const found = find_locked(address);
+  if (found == nullptr) return false;
+  const Allocation& allocation = **found;
   const size_t length = std::min(allocation.tag->name.size(), capacity - 1);
   std::memcpy(tag, allocation.tag->name.data(), length);
   tag[length] = '\0';
   *is_away = !allocation.chunk_at(address - allocation.address()).is_resident();
   return true;
-}
-
-LeaseInfo Registry::open_lease(const std::string& tag_name, const std::string& holder) {
-  check_tag_name(tag_name);
-  const std::lock_guard lock(mutex_);
-  Tag& tag = tag_locked(tag_name);
-  const uint64_t id = ++lease_sequence_;
-  leases_.emplace(id, &tag);
-  try {
-    tag.leases.emplace(id, holder);
-  } catch (...) {
-    leases_.erase(id);
-    throw;
-  }
-  tag.last_lease = id;
-  return {id, tag.epoch, tag.is_moving || tag.total().away_count > 0};
-}
-
-uint64_t Registry::last_lease() const {
-  const std::lock_guard lock(mutex_);
-  return lease_sequence_;
-}
-
-void Registry::close_lease(uint64_t id) {
-  const std::lock_guard lock(mutex_);
-  const auto found = leases_.find(id);
-  if (found == leases_.end()) throw InvalidArgument("there is no open lease " + std::to_string(id));
-  found->second->leases.erase(id);
-  leases_.erase(found);
-}
-
-bool Registry::is_lease_open(uint64_t id) const {
-  const std::lock_guard lock(mutex_);
-  return leases_.contains(id);
 }
 
 void Registry::visit_tags(const std::function<void(const Tag&)>& visit) const {

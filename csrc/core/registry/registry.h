@@ -15,48 +15,14 @@
 #include "core/memory/allocation.h"
 #include "core/registry/ahead_steps.h"
 #include "core/registry/handler_safe_mutex.h"
+#include "core/registry/leases.h"
 #include "core/registry/paused_set.h"
+#include "core/registry/tag.h"
 
-// All allocations, by address and by tag, and the operations that hold them. There is one mutex, held for look-ups
-// only: no driver call, copy or wait for an operation happens under it, except that claim() waits on a condition, which
-// releases it. Invariant 12 rests on this.
+// All allocations, by address and by tag, and the operations that hold them. There is one mutex, which Leases shares,
+// held for look-ups only: no driver call, copy or wait for an operation happens under it, except that claim() waits on
+// a condition, which releases it. Invariant 12 rests on this.
 namespace ebbtide {
-
-struct Tag {
-  explicit Tag(std::string tag_name) : name(std::move(tag_name)) {}
-  const std::string name;
-  // All under the registry's lock.
-  uint64_t epoch = 0;        // pauses so far
-  uint64_t pause_count = 0;  // of them those that moved something, and no trims
-  bool is_busy = false;      // an operation holds it
-  bool is_moving = false;    // and takes memory away, or brings it back
-  uint64_t ahead_step = 0;   // the step of copies ahead that holds it; 0: none does
-  bool is_partial = false;   // an operation on it failed midway and none has finished it since
-  struct OnDevice {
-    Amounts amounts;  // the sum of `counted` of its allocations there
-    size_t held_row;  // in the registry's table
-  };
-  std::map<int, OnDevice> devices;
-  uint64_t last_lease = 0;                                      // the newest lease that was opened on it
-  std::map<uint64_t, std::string> leases;                       // id -> holder
-  std::map<uint64_t, std::shared_ptr<Allocation>> allocations;  // by sequence
-
-  Amounts total() const;  // as of the end of the last operation
-  // As of now. While an operation holds the tag, its allocations are counted one by one, without those that were freed
-  // meanwhile.
-  Amounts total_now() const;
-
-  // Where its allocations of this device lie. Under a lock of its own.
-  AddressArena& arena(int device) {
-    const std::lock_guard lock(arenas_mutex);
-    return arenas[device];
-  }
-  std::atomic<bool> was_swapped{false};  // and may be again
-  // The hooks of the preload library gave it to memory that no region holds.
-  std::atomic<bool> is_hooked{false};
-  std::mutex arenas_mutex;
-  std::map<int, AddressArena> arenas;
-};
 
 struct TagRequest {
   std::vector<std::string> names;  // empty: every tag
@@ -115,12 +81,6 @@ struct HeldBytes {
   uint64_t bytes;
 };
 
-struct LeaseInfo {
-  uint64_t id = 0;
-  uint64_t epoch = 0;
-  bool is_away = false;
-};
-
 class Registry {
  public:
   // Makes the tag known. Throws InvalidArgument for a malformed name.
@@ -155,13 +115,6 @@ class Registry {
     return pointer;
   }
 
-  // The number of the newest lease of all.
-  uint64_t last_lease() const;
-  uint64_t pause_count(const std::string& tag_name) const;
-  LeaseInfo open_lease(const std::string& tag_name, const std::string& holder);
-  void close_lease(uint64_t id);
-  bool is_lease_open(uint64_t id) const;
-
   // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for
   // a leased one where a claim refuses that.
@@ -177,7 +130,6 @@ class Registry {
   // Lets go of the tags. Returns the allocations that were freed meanwhile, which the caller destroys outside every
   // lock.
   std::vector<std::shared_ptr<Allocation>> release(Selection& selection, Outcome outcome) noexcept;
-  AheadSteps ahead_steps;
 
   // visit must not call back into the registry.
   void visit_tags(const std::function<void(const Tag&)>& visit) const;
@@ -188,6 +140,9 @@ class Registry {
   // How many tags and allocations all calls so far have looked at, except look-ups by name or address. Tests bound its
   // growth.
   uint64_t look_count() const { return look_count_.load(); }
+
+  Leases leases{mutex_};
+  AheadSteps ahead_steps;
 
  private:
   std::vector<Tag*> resolve(const TagRequest& request) const;
@@ -200,8 +155,7 @@ class Registry {
   void count(Allocation& allocation, const Amounts& now) noexcept;
   void look(size_t count) const noexcept { look_count_.fetch_add(count, std::memory_order_relaxed); }
   [[noreturn]] void throw_unknown(const std::string& name, const char* advice) const;
-  Tag& tag_locked(const std::string& name);
-  std::shared_ptr<Allocation> find_locked(CUdeviceptr address) const;
+  const std::shared_ptr<Allocation>* find_locked(CUdeviceptr address) const noexcept;
   bool is_any_byte_away(CUdeviceptr address, size_t size_bytes, bool counts_arriving) const;
   void erase_locked(const std::shared_ptr<Allocation>& allocation);
   static void end_if_on_one_side(Tag& tag) noexcept;  // then nothing is left to finish
@@ -210,9 +164,7 @@ class Registry {
   std::condition_variable_any released_;
   std::map<std::string, std::unique_ptr<Tag>, std::less<>> tags_;
   std::map<CUdeviceptr, std::shared_ptr<Allocation>> by_address_;
-  std::map<uint64_t, Tag*> leases_;
   std::atomic<uint64_t> sequence_{0};
-  uint64_t lease_sequence_ = 0;
   std::vector<HeldBytes> held_;
   size_t busy_count_ = 0;  // tags that operations hold
   mutable std::atomic<uint64_t> look_count_{0};
