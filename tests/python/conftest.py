@@ -177,8 +177,8 @@ def _forget_earlier_tests() -> None:
 
 @pytest.fixture
 def lms(saver: Any) -> Iterator[Any]:
-    """`ebbtide.lms`, which is off afterwards and has given all host memory back. It recomputes nothing where a test does
-    not say otherwise: then what does not fit leaves."""
+    """`ebbtide.lms`, which is off afterwards and has given all host memory back. Where a test does not say otherwise,
+    it recomputes nothing, so that what does not fit leaves."""
     from ebbtide import _core
     from ebbtide import lms as module
     from ebbtide.lms.streaming.host_ranges import GRADIENTS, STATES, WEIGHTS

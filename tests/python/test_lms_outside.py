@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ebbtide import _core  # noqa: E402
+from ebbtide import _core, torch_extension  # noqa: E402
+from ebbtide.lms import calls  # noqa: E402
 from lms_model import SMALL  # noqa: E402
 from lms_states import TAG as STATES  # noqa: E402
 
@@ -237,3 +238,19 @@ def test_modules_that_cannot_be_hashed_are_called(lms):
         del held, layer
         gc.collect()
         assert "weights that can't leave" not in lms.report()
+
+
+def test_modules_that_cannot_be_hashed_are_not_recomputed(lms):
+    class Unhashable(torch.nn.Sequential):
+        def __eq__(self, other):
+            return self is other
+
+        __hash__ = None
+
+    extension = torch_extension.load("_lms")
+    with lms.enable(limit="1GiB", min_size=SMALL, recompute="auto"):
+        block, given = Unhashable(torch.nn.Linear(256, 256)), torch.ones(1, 256)
+        told = extension.NEW_CHOICE | extension.RECOMPUTE
+        found = calls._now.blocks.call(told, torch.nn.Module.__call__, block, (given,), {})
+        assert torch.equal(found, block(given))
+        assert calls.refused() == {"Unhashable": "a module of it can't be hashed"}

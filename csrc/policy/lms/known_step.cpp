@@ -14,9 +14,7 @@ constexpr double kFasterTolerance = 0.15;
 // A limit that differs, or a demand that grows, by more than this part of the limit asks for another choice, not only
 // for another plan.
 constexpr uint64_t kOtherLimitPart = 8;
-// What one choice leaves free of the limit, a part in so many, beside those that leave nothing.
-constexpr uint64_t kSparePart = 16;
-constexpr size_t kStepsOfChoice = 2;  // it is measured in: the first one finds the memory as another one left it
+constexpr size_t kStepsOfChoice = 3;  // it is measured in
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -64,19 +62,7 @@ void KnownStep::choose(const StepRules& rules) {
   choices_.clear();
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
   current_ = 0;
-  if (rules.limits.has_pages && !choices_.front().choice().keeps_all()) add_spare_choice(rules);
   is_settled_ = false;
-}
-
-// What no forecast knows: the less free memory there is, the more often it has to be given back in pages.
-void KnownStep::add_spare_choice(const StepRules& rules) {
-  StepRules with_less = rules;
-  const uint64_t spare_bytes = rules.limits.limit_bytes / kSparePart;
-  with_less.limits.limit_bytes -= spare_bytes;
-  StepChoice choice = std::move(choices_for(with_less).front());
-  if (choice.plan.excess_bytes > 0) return;
-  choice.spare_bytes = spare_bytes;
-  choices_.emplace_back(std::move(choice));
 }
 
 uint32_t KnownStep::distance(const RecordedStorage& first) const {

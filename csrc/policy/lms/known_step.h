@@ -45,7 +45,6 @@ class KnownStep {
  private:
   StepLimits with_margin(StepLimits limits) const;
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
-  void add_spare_choice(const StepRules& rules);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;

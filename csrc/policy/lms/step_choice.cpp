@@ -11,6 +11,7 @@ namespace ebbtide::policy {
 namespace {
 
 constexpr double kAlike = 1.2;       // forecasts that may be in the wrong order
+constexpr size_t kMostChoices = 3;
 constexpr size_t kMostCounts = 24;   // of blocks that are tried in each order
 constexpr uint64_t kStateParts = 4;  // optimizer states leave in so many
 
@@ -133,7 +134,10 @@ class Chooser {
     const auto is_unmoved = [&](const StepChoice& choice) {
       return choice.recomputed.size() == unmoved_->recomputed.size() && fits(choice);
     };
-    if (unmoved_ && std::none_of(found.begin(), found.end(), is_unmoved)) found.push_back(std::move(*unmoved_));
+    if (unmoved_ && std::none_of(found.begin(), found.end(), is_unmoved)) {
+      if (found.size() == kMostChoices) found.pop_back();
+      found.push_back(std::move(*unmoved_));
+    }
     const double most_seconds = kAlike * found.front().seconds;
     const uint64_t least_excess = excess(found.front());
     std::erase_if(found, [&](const StepChoice& choice) {
@@ -179,7 +183,6 @@ double forecast_seconds(const StepRecord& record, const StepPlan& plan, const St
 StepLimits limits_of(StepLimits limits, const StepChoice& choice) {
   const uint64_t more_bytes = std::min(choice.state_bytes, kMostDemandBytes);
   limits.limit_bytes = std::min(limits.limit_bytes, kMostDemandBytes) + more_bytes;
-  limits.limit_bytes -= std::min(limits.limit_bytes, choice.spare_bytes);
   return limits;
 }
 

@@ -16,11 +16,9 @@ struct StepChoice {
   StepRecord record;         // of a step that recomputes them
   StepPlan plan;             // for that, and for the limit with state_bytes
   uint64_t state_bytes = 0;  // of optimizer states that lie on the host
-  uint64_t spare_bytes = 0;  // of the limit, that it leaves free
   double state_seconds = 0;  // that they cost
   double seconds = 0;        // forecast, of the step, with those
   uint64_t moved_bytes = 0;  // to the host, of what the step saves
-  bool keeps_all() const { return recomputed.empty() && state_bytes == 0 && plan.departures.empty(); }
 };
 
 // How long the step takes under the plan: the device computes, and copies run in both directions beside it. It waits
@@ -31,7 +29,8 @@ double forecast_seconds(const StepRecord& record, const StepPlan& plan, const St
 StepLimits limits_of(StepLimits limits, const StepChoice& choice);
 
 // The best choice first, then others that may turn out to be better: those of other kinds (no block, some blocks, all
-// of them; in pages, blocks and no evictions) whose forecast is within 1.2 of the best. Choices that exceed the limit by less come before faster ones.
+// of them; in pages, blocks and no evictions) whose forecast is within 1.2 of the best. Choices that exceed the limit
+// by less come before faster ones.
 std::vector<StepChoice> choose_steps(const StepRecord& record, const StepLimits& limits,
                                      const std::vector<Block>& blocks);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -94,8 +95,8 @@ bool TriedChoice::is_as_large(const StepRecord& step) const {
 
 void TriedChoice::note(const StepRecord& step, const MatchedEvents& matched, double seconds) {
   if (seconds > 0) {
+    (measured_steps_ == 0 ? first_seconds_ : later_seconds_) += seconds;
     ++measured_steps_;
-    measured_seconds_ = std::min(measured_seconds_, seconds);
   }
   note_demands(step, matched);
   for (const RecordedStorage& measured : step.storages) {
@@ -105,6 +106,13 @@ void TriedChoice::note(const StepRecord& step, const MatchedEvents& matched, dou
     bytes = bytes - bytes / 4 + measured.size_bytes / 4;
     bytes += std::min<uint64_t>(3, measured.size_bytes - std::min(measured.size_bytes, bytes));  // equal sizes stay
   }
+}
+
+double TriedChoice::measured_seconds() const {
+  if (measured_steps_ == 0) return std::numeric_limits<double>::infinity();
+  const double steps_seconds =
+      measured_steps_ == 1 ? first_seconds_ : later_seconds_ / static_cast<double>(measured_steps_ - 1);
+  return steps_seconds + choice_.state_seconds;
 }
 
 void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matched) {

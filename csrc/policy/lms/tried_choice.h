@@ -61,8 +61,9 @@ class TriedChoice {
   void shorten(StepRecord& whole, const StepRecord& step, const MatchedEvents& matched) const;
   // Timed steps that followed it.
   size_t measured_steps() const { return measured_steps_; }
-  // The shortest step that followed it, with what the optimizer's step takes longer; infinite before the first one.
-  double measured_seconds() const { return measured_seconds_ + choice_.state_seconds; }
+  // The mean of the steps that followed it, with what the optimizer's step takes longer; infinite before the first one.
+  // That one does not count if there were others: it found the memory as another choice had left it.
+  double measured_seconds() const;
   std::vector<uint64_t> away_bytes() const;  // at each event, under the plan
 
  private:
@@ -83,7 +84,7 @@ class TriedChoice {
   std::unordered_map<uint64_t, uint32_t> storages_;  // by key
   std::vector<Correction> corrections_;              // from an event of the plan to the next one that has any
   size_t measured_steps_ = 0;
-  double measured_seconds_ = std::numeric_limits<double>::infinity();
+  double first_seconds_ = 0, later_seconds_ = 0;
 };
 
 }  // namespace ebbtide::policy

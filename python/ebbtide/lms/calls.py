@@ -19,6 +19,7 @@ from ebbtide.lms.recompute.structures import tensors_in
 from ebbtide.lms.recompute.trials import try_out
 
 _FORBIDDEN = "the program forbids it"
+_UNHASHABLE = "a module of it can't be hashed"
 _KEPT_GRAPH = "its graph is kept for another backward, with all that was computed again"
 
 
@@ -132,7 +133,12 @@ class Blocks:
 
     def _check_choice(self, root: Any) -> None:
         """Chooses anew without modules that can't be recomputed, as far as can be told before they are called."""
-        modules = {self._number_of(module): module for module in root.modules()}
+        if not self._extension.recomputed_blocks():
+            return
+        try:
+            modules = {self._number_of(module): module for module in root.modules()}
+        except TypeError:  # a module that can't be hashed, with which torch can't list them
+            return
         for _ in range(8):  # the choice may turn to the modules inside
             blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._refused.keys()
             # A program may call its blocks without a module around them: then each is looked at as it is called.
@@ -148,7 +154,8 @@ class Blocks:
     def _module_reason(self, module: Any) -> str:
         if not self._may_recompute(module):
             return _FORBIDDEN
-        return self._verdicts.get(self._kind_of(module), "") or module_objection(module)
+        kind = self._kind_of(module)
+        return _UNHASHABLE if kind is None else self._verdicts.get(kind, "") or module_objection(module)
 
     def _refuse(self, module: Any, reason: str) -> None:
         number = self._number_of(module)
@@ -162,15 +169,20 @@ class Blocks:
             self._extension.forbid_recomputation(number, False)
 
     def _kind_of(self, module: Any) -> Any:
-        """A trial of one module counts for others with the same classes inside, in the same modes."""
-        if (structure := self._structures.get(module)) is None:
-            structure = self._structures[module] = tuple((name, type(one)) for name, one in module.named_modules())
-        return structure, tuple(one.training for one in module.modules())
+        """A trial of one module counts for others with the same classes inside, in the same modes. None: torch can't
+        list those."""
+        try:
+            if (structure := self._structures.get(module)) is None:
+                structure = self._structures[module] = tuple((name, type(one)) for name, one in module.named_modules())
+            return structure, tuple(one.training for one in module.modules())
+        except TypeError:
+            return None
 
     def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
         options = _without_caches(module, options)
         kind = self._kind_of(module)
-        reason = _FORBIDDEN if not self._may_recompute(module) else self._verdicts.get(kind, "")
+        reason = _FORBIDDEN if not self._may_recompute(module) else _UNHASHABLE if kind is None else ""
+        reason = reason or self._verdicts.get(kind, "")
         if reason := reason or objection(module, arguments, options):
             self._refuse(module, reason)
         elif kind in self._verdicts:

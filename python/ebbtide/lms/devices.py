@@ -11,7 +11,6 @@ from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.regions import entry, startup
 from ebbtide.saver.regions.region import disabled, region
-from ebbtide.saver.state import program
 from ebbtide.saver.values.arguments import backup_code
 from ebbtide.torch_support import expandable_segments
 
@@ -153,8 +152,7 @@ class CudaDevice:
     def attach(self, extension: Any) -> None:
         extension.follow_cuda(self.balance)
         _core.leave_torch_to_lms(True)
-        if not program.has_hooks():  # which see no segment that torch maps itself
-            expandable_segments.prefer()
+        expandable_segments.prefer()
 
     def release(self, extension: Any) -> None:
         self.set_limit(None)
@@ -171,9 +169,8 @@ class CudaDevice:
     def peak_bytes(self) -> int:
         import torch
 
-        most = max(torch.cuda.max_memory_reserved(device) for device in _devices())
-        if self._was_away and self._allowed is not None:
-            most = min(most, self._allowed)  # torch counts what is on the host, too
+        # torch's own peak has what tags have on the host, too. Where they had any, what `balance` saw counts.
+        most = 0 if self._was_away else max(torch.cuda.max_memory_reserved(device) for device in _devices())
         return max(self._peak_bytes, self.held_bytes(), most)
 
     def reset_peaks(self) -> None:

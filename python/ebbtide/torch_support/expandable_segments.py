@@ -52,11 +52,13 @@ def keep_off(version: tuple[int, int]) -> None:
 
 def prefer() -> None:
     """Switches them on for memory outside regions until `prefer_no_more`, except where the environment says
-    "expandable_segments:False". Before torch 2.13 they are off while a region is open or a graph is captured.
+    "expandable_segments:False", or the preload library follows torch's segments. Before torch 2.13 they are off while a
+    region is open or a graph is captured.
     """
     import torch
 
-    if any(says_no_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES):
+    tagging, *_ = _core.program_policy()
+    if tagging != _core.TAGGING_UNSET or any(says_no_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES):
         return
     setter = torch_names.find(*_SETTERS)
     if versions.torch_version(torch.__version__) < EXPANDABLE_SEGMENTS_FROM:

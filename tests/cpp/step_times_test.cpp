@@ -1,0 +1,59 @@
+// How long a step takes without waits, and a choice for what no forecast knows.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "model_steps.h"
+#include "played_step.h"
+#include "policy/lms/step_choice.h"
+#include "policy/lms/step_record.h"
+
+namespace ebbtide::policy {
+namespace {
+
+// Eight calls of blocks that are built alike, and then one that is not, with gaps of these seconds between events.
+StepRecord calls_with(const std::vector<double>& seconds) {
+  StepRecord record;
+  double now = 0;
+  for (uint32_t call = 0; call < seconds.size(); ++call) {
+    const uint32_t event = 2 * call;
+    record.calls.push_back({.key = call + 1, .module = call + 1, .kind = call < 8 ? 7u : 9u, .entered_at = event,
+                            .returned_at = event + 1});
+    record.events.push_back({StepEventKind::kEntered, call, 0, now});
+    now += seconds[call];
+    record.events.push_back({StepEventKind::kReturned, call, 0, now});
+  }
+  return record;
+}
+
+TEST(StepTimes, WhatIsAlikeTakesAlikeLong) {
+  StepRecord record = calls_with({3, 9, 2, 4, 2, 50, 2, 2, 10});
+  use_typical_times(record);
+  for (uint32_t event = 0; event < record.events.size(); ++event)
+    EXPECT_EQ(record.events[event].seconds, event < 16 ? 2.0 * ((event + 1) / 2) : event == 16 ? 16 : 26) << event;
+  record = calls_with({std::numeric_limits<double>::quiet_NaN(), -1, std::numeric_limits<double>::infinity()});
+  use_typical_times(record);
+  for (const StepEvent& event : record.events) EXPECT_EQ(event.seconds, 0);
+  record = {};
+  use_typical_times(record);
+}
+
+TEST(StepTimes, InPagesAChoiceThatMovesNothingIsMeasuredToo) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  StepLimits limits = at_limit(part_of_peak(record, 70));
+  const auto moves_nothing = [](const StepChoice& choice) { return choice.moved_bytes == 0; };
+  const auto count = [&] {
+    const std::vector<StepChoice> found = choose_steps(record, limits, find_blocks(record, {}));
+    EXPECT_LE(found.size(), 3u);
+    return std::count_if(found.begin(), found.end(), moves_nothing);
+  };
+  EXPECT_EQ(count(), 0);
+  limits.has_pages = true;
+  EXPECT_EQ(count(), 1);
+}
+
+}  // namespace
+}  // namespace ebbtide::policy
