@@ -1,7 +1,9 @@
 """Models for the tests of large model support."""
 
+import functools
+
 import torch
-from ebbtide import torch_extension
+from ebbtide import lms, torch_extension
 
 MIB = 2**20
 SMALL = "16KiB"  # so that most of what these small models save can leave
@@ -25,6 +27,28 @@ def train(steps=2, depth=8, width=128, batch=2048, before_step=lambda step: None
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def computed_once(function):
+    """The same function without large model support. A process computes each result once for all its tests."""
+
+    @functools.cache
+    def compute(*arguments, **options):
+        assert not lms.enabled
+        return function(*arguments, **options)
+
+    return compute
+
+
+train_plainly = computed_once(train)
+
+
+@functools.cache
+def peak_of_training(**options):
+    """The device bytes that `train` takes where nothing has to leave. A process measures them once."""
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        train(**options)
+        return lms.stats()["peak_device_bytes"]
 
 
 def evict_all():

@@ -128,19 +128,19 @@ def language_step(model: nn.Module, optimizer: Any, batch: int, length: int, **o
     return step
 
 
-def gpt(depth: int = 8, width: int = 128, batch: int = 8, length: int = 128, **options: Any) -> Step:
+def gpt(depth: int = 8, width: int = 64, batch: int = 4, length: int = 128, **options: Any) -> Step:
     torch.manual_seed(0)
     model = Decoder([Block(width, 4) for _ in range(depth)], width)
     return language_step(model, torch.optim.SGD(model.parameters(), 0.1), batch, length, **options)
 
 
-def experts(depth: int = 4, width: int = 128) -> Step:
+def experts(depth: int = 4, width: int = 64) -> Step:
     torch.manual_seed(0)
     model = Decoder([Block(width, 4, Experts(width, 4)) for _ in range(depth)], width)
-    return language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 128)
+    return language_step(model, torch.optim.SGD(model.parameters(), 0.1), 4, 128)
 
 
-def padded(depth: int = 6, width: int = 128) -> Step:
+def padded(depth: int = 6, width: int = 64) -> Step:
     """Batches of several lengths, with a mask in a keyword."""
     torch.manual_seed(0)
     model = Decoder([Block(width, 4) for _ in range(depth)], width)
@@ -148,8 +148,8 @@ def padded(depth: int = 6, width: int = 128) -> Step:
 
     def step(number: int) -> float:
         length = (128, 112, 96, 120)[number % 4]
-        words = torch.randint(0, 200, (8, length))
-        mask = torch.rand(8, 1, length, length) < 0.9
+        words = torch.randint(0, 200, (4, length))
+        mask = torch.rand(4, 1, length, length) < 0.9
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(words, mask).flatten(0, 1), words.flatten())
         loss.backward()

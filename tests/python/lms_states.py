@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 from ebbtide import torch_extension
-from lms_model import MIB, make_model
+from lms_model import MIB, computed_once, make_model
 
 TAG = "lms.optimizer"
 
@@ -52,6 +52,8 @@ def run(batches, **options):
     return losses, training.result()
 
 
-STEADY, FOR_STEADY = [256] * 3, 28 * MIB  # which it passes by 12 MiB
+run_plainly = computed_once(run)
+
+STEADY, FOR_STEADY = (256,) * 3, 28 * MIB  # which it passes by 12 MiB
 # The states fit at first, and must go when the batch grows: then they and the needs of one operation are too much.
-GROWING, FOR_GROWING = [256, 256, 2048, 2048, 256], 44 * MIB
+GROWING, FOR_GROWING = (256, 256, 2048, 2048, 256), 44 * MIB

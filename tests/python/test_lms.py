@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide import lms as module  # noqa: E402
-from lms_model import MIB, SMALL, evict_all, make_model, train  # noqa: E402
+from lms_model import MIB, SMALL, evict_all, make_model, peak_of_training, train, train_plainly  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -25,7 +25,7 @@ def test_off_is_off(saver):
 
 
 def test_on_memory_is_used_up_to_the_limit_and_nothing_leaves(lms):
-    plain = train()
+    plain = train_plainly()
     with lms.enable(limit="1GiB", min_size=SMALL):
         assert lms.enabled
         assert train() == plain
@@ -36,10 +36,7 @@ def test_on_memory_is_used_up_to_the_limit_and_nothing_leaves(lms):
 
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.45])
 def test_a_low_limit_holds_from_the_first_step_with_the_same_losses(lms, share):
-    plain = train()
-    with lms.enable(limit="1GiB", min_size=SMALL):
-        train()
-        needed = lms.stats()["peak_device_bytes"]
+    plain, needed = train_plainly(), peak_of_training()
     with lms.enable(limit=int(share * needed), min_size=SMALL):
         assert train() == plain
         numbers = lms.stats()
@@ -61,10 +58,7 @@ def test_a_third_of_what_activations_need(lms):
 
 
 def test_a_limit_of_zero_keeps_as_little_as_can_be(lms):
-    plain = train()
-    with lms.enable(limit="1GiB", min_size=SMALL):
-        train()
-        needed = lms.stats()["peak_device_bytes"]
+    plain, needed = train_plainly(), peak_of_training()
     with lms.enable(limit=0, min_size=SMALL):
         assert lms.limit == 0
         assert train() == plain

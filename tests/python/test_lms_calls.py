@@ -1,6 +1,7 @@
 """Large model support that recomputes: models of many kinds, slow and fast buses, what forbids it, what it meets."""
 
 import copy
+import functools
 import gc
 import pickle
 from contextlib import contextmanager
@@ -10,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import lms_models  # noqa: E402
-from ebbtide import torch_extension  # noqa: E402
+from ebbtide import lms, torch_extension  # noqa: E402
 from ebbtide.lms import calls  # noqa: E402
-from lms_model import SMALL  # noqa: E402
+from lms_model import SMALL, computed_once  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -27,16 +28,23 @@ def run(step, steps=STEPS):
     return [step(number) for number in range(steps)]
 
 
-def blocks_of(kind=lambda: lms_models.Block(128, 4), count=8):
+run_plainly = computed_once(lambda make: run(make()))
+
+
+def blocks_of(kind=lambda: lms_models.Block(64, 4), count=8):
     torch.manual_seed(0)
     return [kind() for _ in range(count)]
+
+
+def through(blocks):
+    return functools.reduce(lambda hidden, block: block(hidden), blocks, torch.randn(4, 128, 64))
 
 
 def chain(blocks, call=lambda number, block, hidden: block(hidden)):
     """A step that calls the blocks one after the other, without a module around them."""
 
     def step(number):
-        hidden = torch.randn(8, 128, 128)
+        hidden = torch.randn(4, 128, 64)
         for index, block in enumerate(blocks):
             hidden = call(index, block, hidden)
         loss = hidden.pow(2).mean()
@@ -46,6 +54,18 @@ def chain(blocks, call=lambda number, block, hidden: block(hidden)):
         return loss.item()
 
     return step
+
+
+def chain_of_blocks():
+    return chain(blocks_of())
+
+
+@functools.cache
+def peak_of(make):
+    """The device bytes of a training that needs to move nothing. A process measures them once."""
+    with lms.enable(limit="4GiB", min_size=SMALL):
+        run(make(), 2)
+        return lms.stats()["peak_device_bytes"]
 
 
 @pytest.fixture
@@ -61,10 +81,7 @@ def within(lms, extension):
 
     @contextmanager
     def enter(make, share=0.6, rate=SLOW, **options):
-        with lms.enable(limit="4GiB", min_size=SMALL):
-            run(make(), 2)
-            needed = lms.stats()["peak_device_bytes"]
-        limit = int(share * needed)
+        limit = int(share * peak_of(make))
         with lms.enable(limit=limit, min_size=SMALL, **{"recompute": "auto", **options}):
             extension.assume_rate(rate)
             yield
@@ -87,7 +104,7 @@ def second_runs(extension, monkeypatch):
 @pytest.mark.parametrize("kind", lms_models.KINDS)
 def test_losses_are_equal_and_the_limit_holds(within, second_runs, kind, rate):
     make = lms_models.KINDS[kind]
-    plain = run(make())
+    plain = run_plainly(make)
     with within(make, rate=rate):
         assert run(make()) == plain
     if rate == SLOW and kind != "batch_norms":
@@ -109,7 +126,7 @@ def test_a_slow_bus_moves_little(lms, within):
 def test_states_leave_where_that_costs_less(lms, extension, within, recompute):
     def make():
         torch.manual_seed(0)
-        model = nn.Sequential(*[lms_models.Block(128, 4) for _ in range(8)])
+        model = nn.Sequential(*[lms_models.Block(64, 4) for _ in range(8)])
         optimizer = torch.optim.AdamW(model.parameters())
         step = chain(model)
         return lambda number: (step(number), optimizer.step())[0]
@@ -132,13 +149,9 @@ def test_nothing_happens_where_everything_fits(lms, extension, second_runs):
 
 
 def test_nothing_is_computed_twice_unless_asked_for(within, second_runs):
-    plain = run(lms_models.gpt())
+    plain = run_plainly(lms_models.gpt)
     with within(lms_models.gpt, recompute=False):
         assert run(lms_models.gpt()) == plain
-    assert not second_runs
-
-
-def test_the_program_forbids_all_modules(within, second_runs):
     asked = []
     with within(lms_models.gpt, recompute=lambda module: asked.append(type(module))):
         run(lms_models.gpt())
@@ -153,13 +166,6 @@ def test_the_program_allows_some_modules(lms, within, second_runs):
         assert "recomputed in each step: Sequential" in lms.report()
 
 
-@pytest.mark.parametrize("wrong", [1.5, "yes", None])
-def test_another_word_is_refused(lms, wrong):
-    with pytest.raises(TypeError, match="recompute must be 'auto', False, or a function"):
-        lms.enable(limit="1GiB", recompute=wrong)
-    assert not lms.enabled
-
-
 def test_hooks_of_the_program_run_once_and_calls_inside_are_recomputed(lms, within, second_runs):
     seen = []
 
@@ -167,8 +173,8 @@ def test_hooks_of_the_program_run_once_and_calls_inside_are_recomputed(lms, with
         blocks = blocks_of()
         for block in blocks:
             block.register_forward_hook(lambda *_: seen.append(None))
-        model = lms_models.Decoder(blocks, 128)
-        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 128)
+        model = lms_models.Decoder(blocks, 64)
+        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 4, 128)
 
     plain = run(make())
     expected = len(seen)
@@ -186,7 +192,7 @@ class Doubling(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body = lms_models.Block(128, 4)
+        self.body = lms_models.Block(64, 4)
 
     def forward(self, hidden):
         return self.body(hidden * 2.0)
@@ -213,7 +219,7 @@ class Normed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.norm = lms_models.Block(128, 4), nn.BatchNorm1d(128)
+        self.body, self.norm = lms_models.Block(64, 4), nn.BatchNorm1d(128)
 
     def forward(self, hidden):
         return self.norm(self.body(hidden))
@@ -247,9 +253,7 @@ def test_graphs_that_are_kept_are_not_recomputed(within, second_runs):
         blocks = blocks_of()
 
         def step(number):
-            hidden = torch.randn(8, 128, 128)
-            for block in blocks:
-                hidden = block(hidden)
+            hidden = through(blocks)
             loss = hidden.pow(2).mean()
             loss.backward(retain_graph=True)
             loss.backward()
@@ -276,9 +280,7 @@ def test_a_trial_whose_graph_is_dropped_is_made_again(within, second_runs):
 
         def step(number):
             if 1 <= number <= 2 and is_dropped[0]:  # a forward that a plan is for, and no backward
-                hidden = torch.randn(8, 128, 128)
-                for block in blocks:
-                    hidden = block(hidden)
+                through(blocks)
                 return 0.0
             return plain(number)
 
@@ -291,9 +293,9 @@ def test_a_trial_whose_graph_is_dropped_is_made_again(within, second_runs):
 
 
 def test_a_module_that_was_refused_and_is_gone(within, extension):
-    with within(lambda: chain(blocks_of())):
+    with within(chain_of_blocks):
         blocks = calls._now.blocks
-        hooked = lms_models.Block(128, 4)
+        hooked = lms_models.Block(64, 4)
         blocks._refuse(hooked, "it has a forward hook")
         number = extension.module_number(hooked)
         assert number in blocks._refused and extension.module_number(hooked) == number
@@ -354,8 +356,8 @@ def test_errors_in_forward_and_backward_leave_the_next_steps_as_they_are(within)
 
 def test_models_are_copied_and_pickled_while_it_is_on(within):
     with within(lms_models.gpt):
-        model = lms_models.Decoder(blocks_of(), 128)
-        words = torch.randint(0, 200, (8, 128))
+        model = lms_models.Decoder(blocks_of(), 64)
+        words = torch.randint(0, 200, (4, 128))
         for _ in range(5):
             model(words).pow(2).mean().backward()
         twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -370,9 +372,7 @@ def test_switched_off_between_forward_and_backward(lms, within):
         blocks = blocks_of()
 
         def step(number):
-            hidden = torch.randn(8, 128, 128)
-            for block in blocks:
-                hidden = block(hidden)
+            hidden = through(blocks)
             loss = hidden.pow(2).mean()
             if number == number_off:
                 lms.disable()
@@ -390,7 +390,7 @@ def test_switched_off_between_forward_and_backward(lms, within):
 
 
 def test_blocks_without_a_module_around_them(within, second_runs):
-    plain = run(chain(blocks_of()))
-    with within(lambda: chain(blocks_of())):
-        assert run(chain(blocks_of())) == plain
+    plain = run_plainly(chain_of_blocks)
+    with within(chain_of_blocks):
+        assert run(chain_of_blocks()) == plain
         assert len(second_runs) > 2 * STEPS and not calls.refused()

@@ -6,12 +6,12 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.lms import devices, loaded_states  # noqa: E402
-from lms_model import MIB, SMALL  # noqa: E402
+from lms_model import MIB, SMALL, computed_once  # noqa: E402
 from lms_states import TAG, Training, content, extension  # noqa: E402
 
 pytestmark = [
     pytest.mark.sim_only,
-    pytest.mark.usefixtures("no_states_left"),
+    pytest.mark.usefixtures("no_states_left", "quick_scans"),  # it looks for what else refers to loaded states
 ]
 
 
@@ -218,23 +218,26 @@ def test_states_that_come_later_than_others(lms):
     assert are_adopted(training.optimizer)
 
 
+def train_beside_a_state_of_the_program():
+    training = Training(make=torch.optim.SGD, momentum=0.9, lr=0.1)
+    for each in training.model.parameters():
+        training.optimizer.state[each]["frozen"] = 0
+    found = []
+    for _ in range(4):
+        loss = training.step(512)
+        found.append((loss, sum("momentum_buffer" in state for state in training.optimizer.state.values())))
+    return found, content(training.model.parameters())
+
+
+train_beside_it_plainly = computed_once(train_beside_a_state_of_the_program)
+
+
 @pytest.mark.parametrize("limit", [14, 18, 22, 26])
 def test_a_state_of_the_program_beside_those_of_sgd(lms, limit):
     """The first step makes the momentum, though there is a state already."""
-
-    def run():
-        training = Training(make=torch.optim.SGD, momentum=0.9, lr=0.1)
-        for each in training.model.parameters():
-            training.optimizer.state[each]["frozen"] = 0
-        found = []
-        for _ in range(4):
-            loss = training.step(512)
-            found.append((loss, sum("momentum_buffer" in state for state in training.optimizer.state.values())))
-        return found, content(training.model.parameters())
-
-    plain = run()
+    plain = train_beside_it_plainly()
     with lms.enable(limit=limit * MIB, min_size=SMALL):
-        assert run() == plain
+        assert train_beside_a_state_of_the_program() == plain
 
 
 def test_groups_step_in_their_order(lms, monkeypatch):

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.lms import optimizer_states  # noqa: E402
-from lms_model import MIB, SMALL  # noqa: E402
+from lms_model import MIB, SMALL, computed_once  # noqa: E402
 from lms_states import TAG, Training, extension  # noqa: E402
 
 pytestmark = [
@@ -95,10 +95,13 @@ def train(make, steps=5, after_first=lambda: None):
     return training, (losses, [each.sum().item() for each in training.model.parameters()])
 
 
+train_plainly = computed_once(lambda make: train(make)[1])
+
+
 @pytest.mark.parametrize("make", CALLING.values(), ids=CALLING)
 def test_the_steps_that_others_call_run_in_pieces(lms, monkeypatch, make):
     monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
-    plain = train(make)[1]
+    plain = train_plainly(make)
     with lms.enable(limit="1GiB", min_size=SMALL):
         training, found = train(make, after_first=lambda: extension().send_states_away(2**62))
         assert found == plain
@@ -111,7 +114,7 @@ def test_the_steps_that_others_call_run_in_pieces(lms, monkeypatch, make):
 @pytest.mark.parametrize("make", CALLING.values(), ids=CALLING)
 @pytest.mark.parametrize("limit", ["36MiB", "24MiB"])
 def test_within_a_limit(lms, make, limit):
-    plain = train(make)[1]
+    plain = train_plainly(make)
     with lms.enable(limit=limit, min_size=SMALL):
         assert train(make)[1] == plain
         assert lms.stats()["streamed_bytes"] > 0

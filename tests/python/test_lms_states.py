@@ -10,7 +10,18 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.lms import optimizer_states  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
-from lms_states import FOR_GROWING, FOR_STEADY, GROWING, STEADY, TAG, Training, content, extension, run  # noqa: E402
+from lms_states import (  # noqa: E402
+    FOR_GROWING,
+    FOR_STEADY,
+    GROWING,
+    STEADY,
+    TAG,
+    Training,
+    content,
+    extension,
+    run,
+    run_plainly,
+)
 
 pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
     pytest.mark.sim_only,
@@ -29,7 +40,7 @@ def pinned():
 
 
 def test_with_room_nothing_leaves(lms, saver):
-    plain = run(STEADY)
+    plain = run_plainly(STEADY)
     with lms.enable(limit="1GiB", min_size=SMALL):
         training = Training()
         losses = [training.step() for _ in STEADY]
@@ -43,7 +54,7 @@ def test_with_room_nothing_leaves(lms, saver):
 
 
 def test_states_that_do_not_fit_are_made_on_the_host(lms):
-    plain = run(STEADY)
+    plain = run_plainly(STEADY)
     with lms.enable(limit=FOR_STEADY, min_size=SMALL):
         assert run(STEADY) == plain
         numbers = lms.stats()
@@ -57,7 +68,7 @@ class Another(torch.optim.AdamW):
 
 
 def test_states_that_do_not_fit_are_read_where_they_are(lms):
-    plain = run(STEADY, make=Another)
+    plain = run_plainly(STEADY, make=Another)
     with lms.enable(limit=FOR_STEADY, min_size=SMALL):
         assert run(STEADY, make=Another) == plain
         numbers = lms.stats()
@@ -66,7 +77,7 @@ def test_states_that_do_not_fit_are_read_where_they_are(lms):
 
 
 def test_states_leave_on_demand_then_ahead_and_come_back(lms):
-    plain = run(GROWING, make=Another)
+    plain = run_plainly(GROWING, make=Another)
     with lms.enable(limit=FOR_GROWING, min_size=SMALL):
         training, losses, left = Training(make=Another), [], []
         for batch in GROWING:
@@ -136,11 +147,10 @@ def test_a_new_limit_sends_states_away_and_forgets_the_shortage(lms):
         (torch.optim.SGD, {"momentum": 0.9}),
         (torch.optim.SGD, {}),
         (torch.optim.Adagrad, {}),
-        (torch.optim.RMSprop, {"centered": True}),
     ],
 )
 def test_optimizers_of_torch(lms, make, options):
-    plain = run(GROWING, make=make, **options)
+    plain = run_plainly(GROWING, make=make, **options)
     with lms.enable(limit=FOR_GROWING, min_size=SMALL):
         assert run(GROWING, make=make, **options) == plain
         assert lms.stats()["peak_device_bytes"] <= FOR_GROWING
@@ -182,7 +192,7 @@ def test_two_optimizers_and_groups_that_come_later(lms):
         first = torch.optim.AdamW(model[:8].parameters(), 1e-3)
         second = torch.optim.SGD(model[8:12].parameters(), 1e-3, momentum=0.9)
         generator, losses = torch.Generator().manual_seed(3), []
-        for turn in range(6):
+        for turn in range(5):
             if turn == 2:
                 second.add_param_group({"params": model[12:].parameters(), "lr": 1e-4})
             model.zero_grad()

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from core_sim import OUT_OF_MEMORY, UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
-from lms_states import FOR_GROWING, GROWING, STEADY, TAG, Training, extension, run  # noqa: E402
+from lms_states import FOR_GROWING, GROWING, STEADY, TAG, Training, extension, run, run_plainly  # noqa: E402
 
 pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
     pytest.mark.sim_only,
@@ -109,7 +109,7 @@ def test_states_beside_a_lazy_parameter_are_states(lms):
 
 def test_what_a_failed_move_left_unmapped_is_mapped_once_it_is_off(lms):
     """No later step announces itself."""
-    plain = run(STEADY[:3])
+    plain = run_plainly(STEADY[:3])
     training, sim = Training(), Sim()
     with lms.enable(limit="1GiB", min_size=SMALL):
         losses = [training.step() for _ in STEADY[:2]]
@@ -159,11 +159,11 @@ def test_threads_with_optimizers_of_their_own(lms):
 def test_random_limits_while_it_trains(lms):
     chooser = random.Random(11)
     batches = [chooser.choice([64, 256, 2048]) for _ in range(12)]
-    plain = run(batches)
+    plain = run(batches, depth=4)
     with lms.enable(limit="1GiB", min_size=SMALL):
-        training, losses = Training(), []
+        training, losses = Training(depth=4), []
         for batch in batches:
-            lms.limit = chooser.choice([None, "1GiB", chooser.randrange(44, 80) * MIB])
+            lms.limit = chooser.choice([None, "1GiB", chooser.randrange(24, 44) * MIB])
             losses.append(training.step(batch))
             allowed = lms.limit
             assert allowed is None or lms.stats()["device_bytes"] <= allowed
@@ -179,7 +179,7 @@ def test_random_limits_while_it_trains(lms):
 @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
 def test_driver_calls_that_fail_in_a_move(lms, function, code):
     sim = Sim()
-    plain = run(STEADY, depth=2)
+    plain = run_plainly(STEADY, depth=2)
     lms.enable(limit="1GiB", min_size=SMALL)
     training, losses = Training(depth=2), []
     losses.append(training.step())
@@ -203,7 +203,7 @@ def test_driver_calls_that_fail_in_a_move(lms, function, code):
 def test_states_that_no_address_reaches_stop_the_step(lms):
     """The move fails, and so does every way back; no step may touch such states."""
     sim = Sim()
-    plain = run(STEADY, depth=2)
+    plain = run_plainly(STEADY, depth=2)
     lms.enable(limit="1GiB", min_size=SMALL)
     training, losses = Training(depth=2), []
     losses.append(training.step())
@@ -240,7 +240,7 @@ def _fail_midway(sim):
 
 def test_copies_that_fail_in_training(lms):
     """The allocation that demanded them fails, and nothing is lost."""
-    plain = run(GROWING)
+    plain = run_plainly(GROWING)
     sim = Sim()
     with lms.enable(limit=FOR_GROWING, min_size=SMALL):
         training, losses = Training(), []
@@ -258,7 +258,7 @@ def test_copies_that_fail_in_training(lms):
 
 
 def test_a_host_budget_that_is_gone(lms):
-    plain = run(GROWING)
+    plain = run_plainly(GROWING)
     with lms.enable(limit=FOR_GROWING, min_size=SMALL, host_limit=_core.stats()["host_held_bytes"] + 34 * MIB):
         training, losses = Training(), []
         for batch in GROWING[:2]:
@@ -275,7 +275,7 @@ def test_a_host_budget_that_is_gone(lms):
 
 @pytest.mark.parametrize("room", [True, False])
 def test_disable_amid_training(lms, saver, room):
-    plain = run(STEADY)
+    plain = run_plainly(STEADY)
     lms.enable(limit="1GiB", min_size=SMALL)
     training = Training()
     losses = [training.step() for _ in range(2)]

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.lms import optimizer_states  # noqa: E402
 from ebbtide.lms.streaming import optimizer_step  # noqa: E402
-from lms_model import MIB, SMALL  # noqa: E402
+from lms_model import MIB, SMALL, computed_once  # noqa: E402
 from lms_states import TAG, Training, content, extension  # noqa: E402
 
 pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -43,6 +43,7 @@ def steps_in_pieces(lms, make, steps=4, limit="1GiB", away=send_all_away, **opti
         return losses, training.result(), lms.stats()
 
 
+@computed_once
 def steps_without(make, steps=4, **options):
     training = Training(make=make, **options)
     return [training.step() for _ in range(steps)], training.result()

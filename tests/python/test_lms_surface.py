@@ -348,3 +348,10 @@ def test_ibm_names(lms, monkeypatch):
     finally:
         ibm_lms.uninstall()
     assert torch.cuda.memory_stats is had_stats and not hasattr(torch.cuda, "set_limit_lms")
+
+
+@pytest.mark.parametrize("wrong", [1.5, "yes", None])
+def test_another_word_for_recompute_is_refused(lms, wrong):
+    with pytest.raises(TypeError, match="recompute must be 'auto', False, or a function"):
+        lms.enable(limit="1GiB", recompute=wrong)
+    assert not lms.enabled
