@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 
 def test_none_while_resident_and_without_bytes(saver, tag):
@@ -199,8 +200,8 @@ def test_a_write_into_blocks_of_one_value_is_noticed(saver, tag, backup):
 
 def test_what_was_only_looked_at_comes_back_as_it_was(saver, tag):
     with saver.region(tag, retain=True):
-        seen = torch.randint(0, 256, (4 * 2**20,), dtype=torch.uint8, device=saver.device)
-        unseen = torch.randint(0, 256, (24 * 2**20,), dtype=torch.uint8, device=saver.device)
+        seen = random_bytes(4 * 2**20, saver.device)
+        unseen = random_bytes(24 * 2**20, saver.device)
     want = seen.cpu().clone(), unseen.cpu().clone()
     for _ in range(2):
         saver.pause(tag)

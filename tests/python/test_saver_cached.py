@@ -11,6 +11,7 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError  # noqa: E402
 from ebbtide.saver.pools import backends, captures  # noqa: E402
 from ebbtide.saver.reclaim import advice, torch_cache  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.device_memory
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def cache(saver, tag, mib):

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError, StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ def ahead(saver):
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def until(condition, seconds=20.0):

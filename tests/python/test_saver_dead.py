@@ -7,13 +7,14 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.pools import region_pools  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def backup_bytes(saver):
@@ -144,7 +145,7 @@ def test_where_all_are_dead_nothing_is_paused_any_more(saver, tag):
 
 def test_what_died_in_a_segment_that_lives_on_is_not_copied_back(saver, tag):
     with saver.region(tag):
-        block = [torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8, device=saver.device) for _ in range(5)]
+        block = [random_bytes(4 * MIB, saver.device) for _ in range(5)]
     want = block[4].cpu().clone()
     assert saver.pause(tag).copied == 20 * MIB
     del block[0:4]

@@ -9,13 +9,14 @@ torch = pytest.importorskip("torch")
 import caches  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError, StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def on_host(saver, tag):

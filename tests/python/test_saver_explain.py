@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_scans")
 
@@ -18,7 +19,7 @@ BLOCK = 2 * MIB
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def blocks_of(explanation, verdict):
@@ -185,7 +186,7 @@ def test_an_earlier_copy_that_nobody_looked_at_is_no_missing_one(saver, tag):
 def test_names_are_those_of_what_lies_there_now(saver, tag):
     region = saver.region(tag, retain=True)
     with region:
-        before = torch.randint(0, 256, (16 * MIB,), dtype=torch.uint8, device=saver.device)
+        before = random_bytes(16 * MIB, saver.device)
     saver.pause(tag)
     assert [each.name.partition(" ")[0] for each in saver.explain(tag).tensors] == ["before"]
     saver.resume(tag)

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from random_memory import random_bytes  # noqa: E402
+
 MIB = 1 << 20
 
 
@@ -30,7 +32,7 @@ def ahead(saver):
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def until(condition, seconds=20.0):
@@ -156,6 +158,7 @@ def test_where_warnings_are_errors_the_thread_goes_on(run_python):
 def test_no_thread_begins_once_the_interpreter_ends(run_python):
     result = run_python(
         """
+        import torch
         import atexit, threading
         def late():  # runs after what ebbtide registers
             from ebbtide import saver

@@ -9,13 +9,14 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StoreError  # noqa: E402
 from ebbtide.saver.pools import backends  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 @pytest.fixture
@@ -115,6 +116,7 @@ def test_a_limit_that_was_lowered_below_a_kept_backup_refuses_the_pause(saver, t
 def test_a_hard_limit_on_files_is_said_where_the_device_starts(run_python):
     done = run_python(
         """
+        import torch
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 26, 1 << 26))
@@ -133,7 +135,7 @@ def test_a_hard_limit_on_files_is_said_where_the_device_starts(run_python):
 
 @pytest.mark.sim_only
 def test_a_simulated_device_that_is_not_there_names_its_own_variables(run_python):
-    code = "from ebbtide import saver\nwith saver.region('weights'):\n    pass"
+    code = "import torch\nfrom ebbtide import saver\nwith saver.region('weights'):\n    pass"
     done = run_python(code, EBBTIDE_SIM_DEVICES="0")
     assert done.returncode == 1
     assert "the simulated device does not start: cuInit gives" in done.stderr

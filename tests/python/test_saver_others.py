@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -170,7 +171,7 @@ def test_a_named_file_that_another_program_truncates(saver, tag, tmp_path):
     saver.configure(disk_directory=tmp_path, disk_files="named")
     try:
         with saver.region(tag, backup="disk"):
-            kept = [torch.randint(0, 256, (10 * MIB,), dtype=torch.uint8, device=saver.device)]
+            kept = [random_bytes(10 * MIB, saver.device)]
         saver.pause(tag)
         (file,) = tmp_path.iterdir()
         os.truncate(file, 4096)

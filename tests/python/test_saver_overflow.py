@@ -12,6 +12,7 @@ from ebbtide.saver.regions import startup  # noqa: E402
 from ebbtide.saver.values.arguments import overflow_code  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -32,7 +33,7 @@ def room(saver):
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def spilled(saver, tag):
@@ -244,6 +245,7 @@ def test_bad_configurations(saver, arguments, error):
 def test_variables_set_what_configure_sets(run_python, driver_name):
     result = run_python(
         """
+        import torch
         from ebbtide import _core, saver
         with saver.region("w", overflow="split"):
             pass

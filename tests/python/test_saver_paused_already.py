@@ -9,6 +9,7 @@ import caches  # noqa: E402
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -27,7 +28,7 @@ def room(saver):
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 @pytest.mark.parametrize("on_device", [16, 0])

@@ -13,13 +13,14 @@ from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E4
 from ebbtide.saver.operations import hooked_operation, pending  # noqa: E402
 from ebbtide.saver.operations.pending import Pending  # noqa: E402
 from ebbtide.saver.tensors.ranges import range_of, ranges_of  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def test_the_same_bytes_and_the_report_each_time(saver, tag):

@@ -7,13 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError, StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 @pytest.mark.parametrize("wait", [True, False])

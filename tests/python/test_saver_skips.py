@@ -10,6 +10,7 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import backends, region_pools  # noqa: E402
 from ebbtide.saver.reclaim.look import Look  # noqa: E402
 from ebbtide.saver.values.arguments import AS_ALLOCATED_CODE, PauseRequest  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 BLOCK = 2 * MIB
@@ -23,7 +24,7 @@ def switches(saver):
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def cycle(saver, *tags):
@@ -99,8 +100,8 @@ def test_free_blocks_are_unused(switches, tag):
 def test_the_free_part_of_a_segment_is_unused(switches, tag):
     saver = switches
     with saver.region(tag):  # segments of 20 MiB: two tensors of 4 MiB, one of which dies
-        first = torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8, device=saver.device)
-        second = torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8, device=saver.device)
+        first = random_bytes(4 * MIB, saver.device)
+        second = random_bytes(4 * MIB, saver.device)
     want = second.cpu().clone()
     del first
     report = cycle(saver, tag)
@@ -214,7 +215,7 @@ def no_captures_left(tag, tag2):
 def test_pools_that_a_capture_reached_are_never_unused(switches, no_captures_left, tag, tag2):
     saver = switches
     with saver.region(tag, threads="all"):  # open for all threads during a capture
-        keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
+        keep = random_bytes(12 * MIB, saver.device)
         with _core.Frame() as capture:
             region_pools.registry.begin_capture(capture)
     with saver.region(tag2):  # open for its own thread only, so the capture allocates elsewhere
@@ -284,7 +285,7 @@ def test_stats_count_the_reasons(switches, tag):
     saver = switches
     before = saver.stats()
     with saver.region(tag, retain=True):
-        keep = torch.randint(0, 256, (12 * MIB,), dtype=torch.uint8, device=saver.device)
+        keep = random_bytes(12 * MIB, saver.device)
         zeros = torch.zeros(12 * MIB, dtype=torch.uint8, device=saver.device)
         gone = torch.ones(32 * MIB, dtype=torch.uint8, device=saver.device)
     del gone

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.pools import region_pools  # noqa: E402
 from ebbtide.saver.reclaim.look import Look  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 MOST_CALLS = 85  # of functions of Python: there were 119 and 129, each with cold caches at about half a microsecond
@@ -16,7 +17,7 @@ MOST_CALLS = 85  # of functions of Python: there were 119 and 129, each with col
 
 def noise(saver, tag, mib):
     with saver.region(tag):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def count_calls(operate):

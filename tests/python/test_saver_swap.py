@@ -8,13 +8,14 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError, StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
 
 def noise(saver, tag, *sizes_mib, **options):
     with saver.region(tag, **options):
-        return [torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device) for mib in sizes_mib]
+        return [random_bytes(mib * MIB, saver.device) for mib in sizes_mib]
 
 
 def copies(tensors):

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.errors import StateError, StoreError  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 
@@ -23,7 +24,7 @@ def both(saver, tag, tag2):
     made = []
     for name in (tag, tag2):
         with saver.region(name):
-            made.append(torch.randint(0, 256, (4 * MIB,), dtype=torch.uint8, device=saver.device))
+            made.append(random_bytes(4 * MIB, saver.device))
     return made
 
 

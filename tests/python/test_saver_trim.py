@@ -10,6 +10,7 @@ import caches  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import DriverError, OutOfMemoryError, StateError  # noqa: E402
 from ebbtide.saver.pools import region_pools  # noqa: E402
+from random_memory import random_bytes  # noqa: E402
 
 MIB = 1 << 20
 UNKNOWN = 999
@@ -17,7 +18,7 @@ UNKNOWN = 999
 
 def noise(saver, tag, mib, **options):
     with saver.region(tag, **options):
-        return torch.randint(0, 256, (mib * MIB,), dtype=torch.uint8, device=saver.device)
+        return random_bytes(mib * MIB, saver.device)
 
 
 def test_free_segments_go_and_come_back_with_the_next_region(saver, tag):
