@@ -111,11 +111,13 @@ def run_python(driver_name: str, request: pytest.FixtureRequest) -> Callable[...
     """Runs a program in its own Python process: `run_python(code, EBBTIDE_DRIVER="off")`. None unsets a variable.
 
     A program that imports torch before ebbtide, as most do, runs in a fork of a process that has done so: this saves
-    two seconds. On a GPU it imports torch itself."""
+    two seconds. On a GPU it imports torch itself. `trains=True` saves another second of one with an optimizer."""
 
-    def run(code: str, timeout: float = 120, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, timeout: float = 120, trains: bool = False, **environment: str | None
+    ) -> subprocess.CompletedProcess[str]:
         if driver_name == "sim" and TORCH_FIRST.match(code):
-            server: ForkServer = request.getfixturevalue("fork_server")
+            server: ForkServer = request.getfixturevalue("training_fork_server" if trains else "fork_server")
             return server.run(code, timeout, changed_environment(environment))
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
@@ -125,6 +127,17 @@ def run_python(driver_name: str, request: pytest.FixtureRequest) -> Callable[...
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def forked_command(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
+    """Runs `ebbtide ARGUMENTS` in a process that may have imported torch already. None unsets a variable."""
+
+    def run(*arguments: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
+        code = f"import torch\nfrom ebbtide.cli import main\nmain({arguments!r}, prog_name='ebbtide')"
+        return run_python(code, timeout=300, trains="demo" in arguments, **{"COLUMNS": "160", **environment})
 
     return run
 
@@ -161,7 +174,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> OtherEnvironment:
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """For programs that begin by importing torch: each runs in its own process, but without the seconds that the import
     takes."""
-    with open_fork_server(tmp_path_factory.mktemp("programs")) as opened:
+    with open_fork_server(tmp_path_factory.mktemp("programs"), "torch") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def training_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """For programs with an optimizer of torch: the first one of a process imports torch's compiler, which takes a
+    second. Each fork takes longer with it."""
+    with open_fork_server(tmp_path_factory.mktemp("trainings"), "torch", "torch._dynamo") as opened:
         yield opened
 
 

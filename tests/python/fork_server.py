@@ -12,8 +12,10 @@ from pathlib import Path
 # A process that has imported torch but not ebbtide. It forks for each program. The child runs the program at the end of
 # the script, so that it ends as any Python program does.
 SCRIPT = """
-import gc, json, os, select, sys
-import torch
+import gc, importlib, json, os, select, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+del sys.argv[1:]
 gc.freeze()  # the end of each child would visit everything
 print("ready", flush=True)
 program = ""
@@ -38,7 +40,7 @@ exec(compile(program, "<program>", "exec"))
 
 
 class ForkServer:
-    """Runs each program in a fork of a process that has imported torch and nothing else."""
+    """Runs each program in a fork of a process that has imported some modules and nothing else."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process = process
@@ -69,9 +71,9 @@ class ForkServer:
 
 
 @contextmanager
-def open_fork_server(folder: Path) -> Iterator[ForkServer]:
+def open_fork_server(folder: Path, *modules: str) -> Iterator[ForkServer]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", SCRIPT, *modules], **pipes) as process:
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == "ready\n"
         yield ForkServer(process, folder)

@@ -117,12 +117,12 @@ def test_importing_the_package_takes_little_but_its_errors(run_python) -> None:
     )
 
 
-def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
-    text = run_command("doctor", "--all")
+def test_doctor_shows_everything_as_text_and_as_json(forked_command) -> None:
+    text = forked_command("doctor", "--all")
     assert text.returncode == 0, text.stdout + text.stderr
     assert "ebbtide works here" in text.stdout
     assert all(setting.variable in text.stdout for setting in all_settings())
-    data = json.loads(run_command("doctor", "--json").stdout)
+    data = json.loads(forked_command("doctor", "--json").stdout)
     assert data["usable"] is True
     sections = {finding["section"] for finding in data["findings"]}
     assert {"software", "driver", "device 0", "host memory", "preloading", "settings"} <= sections
@@ -130,8 +130,8 @@ def test_doctor_shows_everything_as_text_and_as_json(run_command) -> None:
     assert [finding["status"] for finding in vmm] == ["ok"] * len(vmm) and vmm
 
 
-def test_doctor_says_what_is_unusual_first_and_hides_defaults(run_command) -> None:
-    text = run_command("doctor", EBBTIDE_HOST_LIMT="5GiB", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_SUMMARY="1").stdout
+def test_doctor_says_what_is_unusual_first_and_hides_defaults(forked_command) -> None:
+    text = forked_command("doctor", EBBTIDE_HOST_LIMT="5GiB", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_SUMMARY="1").stdout
     lines = [line.strip() for line in text.splitlines()]
     sections = [line for line in lines if line in ("problems and unusual findings", "software", "driver", "settings")]
     assert sections[0] == "problems and unusual findings"
@@ -144,16 +144,16 @@ def test_doctor_says_what_is_unusual_first_and_hides_defaults(run_command) -> No
     assert "`ebbtide doctor --all` shows them" in text
 
 
-def test_doctor_breaks_no_line_where_nobody_looks_at_a_screen(run_command, tmp_path) -> None:
+def test_doctor_breaks_no_line_where_nobody_looks_at_a_screen(forked_command, tmp_path) -> None:
     folder = tmp_path / ("x" * 200)
-    text = run_command("doctor", EBBTIDE_CACHE_DIR=str(folder), COLUMNS="80").stdout
+    text = forked_command("doctor", EBBTIDE_CACHE_DIR=str(folder), COLUMNS="80").stdout
     assert str(folder) in text
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 
 @pytest.mark.sim_only
-def test_doctor_covers_every_device(run_command) -> None:
-    data = json.loads(run_command("doctor", "--json", EBBTIDE_SIM_DEVICES="3").stdout)
+def test_doctor_covers_every_device(forked_command) -> None:
+    data = json.loads(forked_command("doctor", "--json", EBBTIDE_SIM_DEVICES="3").stdout)
     devices = {finding["section"] for finding in data["findings"] if finding["section"].startswith("device ")}
     assert devices == {"device 0", "device 1", "device 2"}
 
@@ -171,7 +171,7 @@ def test_doctor_without_torch_says_what_to_install(run_python) -> None:
 def test_doctor_without_a_gpu_that_is_told_to_use_cuda(run_python, cuda, found) -> None:
     """The kind of torch is faked; the missing driver is real."""
     result = run_python(
-        f"import torch; torch.version.cuda = {cuda!r}; from ebbtide.cli import main; main(['doctor', '--json'])",
+        f"import torch\ntorch.version.cuda = {cuda!r}; from ebbtide.cli import main; main(['doctor', '--json'])",
         EBBTIDE_DRIVER="cuda",
     )
     (problem,) = problems(json.loads(result.stdout)["findings"])
@@ -182,27 +182,27 @@ def test_doctor_without_a_gpu_that_is_told_to_use_cuda(run_python, cuda, found) 
 
 
 @pytest.mark.sim_only
-def test_doctor_without_a_compiler_says_what_to_install(run_command, tmp_path) -> None:
-    result = run_command("doctor", "--json", CXX="no-such-compiler", EBBTIDE_CACHE_DIR=str(tmp_path))
+def test_doctor_without_a_compiler_says_what_to_install(forked_command, tmp_path) -> None:
+    result = forked_command("doctor", "--json", CXX="no-such-compiler", EBBTIDE_CACHE_DIR=str(tmp_path))
     (problem,) = problems(json.loads(result.stdout)["findings"])
     assert result.returncode == 1
     assert (problem["section"], problem["name"]) == ("torch extension", "compiler")
     assert "install" in problem["advice"]
 
 
-def test_doctor_names_malformed_and_unknown_variables(run_command) -> None:
-    result = run_command("doctor", "--json", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_HOST_LIMT="5GiB")
+def test_doctor_names_malformed_and_unknown_variables(forked_command) -> None:
+    result = forked_command("doctor", "--json", EBBTIDE_HOST_LIMIT="5x", EBBTIDE_HOST_LIMT="5GiB")
     findings = json.loads(result.stdout)["findings"]
     assert result.returncode == 1
     assert ["EBBTIDE_HOST_LIMIT" in problem["found"] for problem in problems(findings)] == [True]
     (unknown,) = [finding for finding in findings if finding["name"] == "EBBTIDE_HOST_LIMT"]
     assert "misspelt" in unknown["advice"]
-    bad_driver = run_command("doctor", EBBTIDE_DRIVER="gpu")
+    bad_driver = forked_command("doctor", EBBTIDE_DRIVER="gpu")
     assert bad_driver.returncode == 1 and "auto, cuda, sim, off" in bad_driver.stdout
 
 
-def test_doctor_switched_off_is_fine(run_command) -> None:
-    result = run_command("doctor", EBBTIDE_DRIVER="off")
+def test_doctor_switched_off_is_fine(forked_command) -> None:
+    result = forked_command("doctor", EBBTIDE_DRIVER="off")
     assert result.returncode == 0 and "no-op" in result.stdout
 
 
@@ -237,12 +237,12 @@ def test_demo_runs_the_main_job(run_command) -> None:
         assert word in result.stdout
 
 
-def test_demo_fits_where_both_tenants_would_not(run_command) -> None:
+def test_demo_fits_where_both_tenants_would_not(forked_command) -> None:
     size = ("demo", "--rounds", "1", "--steps", "2")
-    result = run_command(*size)
+    result = forked_command(*size)
     peak, tenants = map(float, re.search(r"at most ([\d.]+) MiB .* are ([\d.]+) MiB", result.stdout).groups())
     assert peak < tenants
-    assert run_command(*size, EBBTIDE_DEVICE_LIMIT=f"{peak} MiB").returncode == 0
+    assert forked_command(*size, EBBTIDE_DEVICE_LIMIT=f"{peak} MiB").returncode == 0
 
 
 def test_demo_fails_where_the_runs_differ(capsys) -> None:
@@ -266,8 +266,8 @@ def test_demo_fails_where_the_runs_differ(capsys) -> None:
         ([], {"EBBTIDE_DRIVER": "gpu"}, "must be one of auto, cuda, sim, off"),
     ],
 )
-def test_demo_refuses_bad_input_with_a_sentence(run_command, arguments, environment, sentence) -> None:
-    result = run_command("demo", *arguments, **environment)
+def test_demo_refuses_bad_input_with_a_sentence(forked_command, arguments, environment, sentence) -> None:
+    result = forked_command("demo", *arguments, **environment)
     assert result.returncode == 2
     assert sentence in result.stderr and "Traceback" not in result.stderr
 
@@ -278,12 +278,12 @@ def test_demo_without_torch_says_what_to_install(run_python) -> None:
     assert "install torch" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_demo_switched_off_says_so(run_command) -> None:
-    result = run_command("demo", "--rounds", "1", "--steps", "2", EBBTIDE_DRIVER="off")
+def test_demo_switched_off_says_so(forked_command) -> None:
+    result = forked_command("demo", "--rounds", "1", "--steps", "2", EBBTIDE_DRIVER="off")
     assert result.returncode == 0 and "nothing was paused" in result.stdout
 
 
-def test_demo_out_of_memory_is_a_sentence(run_command) -> None:
-    result = run_command("demo", "--rounds", "1", "--steps", "1", EBBTIDE_DEVICE_LIMIT="2 MiB")
+def test_demo_out_of_memory_is_a_sentence(forked_command) -> None:
+    result = forked_command("demo", "--rounds", "1", "--steps", "1", EBBTIDE_DEVICE_LIMIT="2 MiB")
     assert result.returncode == 1
     assert "out of memory: make the job smaller" in result.stderr and "Traceback" not in result.stderr

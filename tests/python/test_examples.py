@@ -1,6 +1,5 @@
 """Every example runs in its own process on the device under test and prints the expected lines."""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,19 +10,32 @@ import pytest
 pytest.importorskip("torch")
 
 
+AS_MAIN = """
+import runpy, sys
+import torch
+sys.argv = {}
+sys.path[0] = {!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 @pytest.fixture
-def run_example(root: Path):
+def run_script(run_python):
+    """Runs a script as `python SCRIPT ARGUMENTS` does. Variables are keywords."""
+
+    def run(script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        code = AS_MAIN.format([str(script), *arguments], str(script.parent))
+        return run_python(code, timeout=300, trains=True, **environment)
+
+    return run
+
+
+@pytest.fixture
+def run_example(root: Path, run_script):
     """Runs examples/NAME and returns its output. Any exit status but 0 is a failure."""
 
     def run(name: str, *arguments: str, **environment: str) -> str:
-        result = subprocess.run(
-            [sys.executable, str(root / "examples" / name), *arguments],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        result = run_script(root / "examples" / name, *arguments, **environment)
         assert result.returncode == 0, f"status {result.returncode}\n{result.stdout}\n{result.stderr}"
         assert "leak" not in result.stderr and "failed" not in result.stderr, result.stderr
         return result.stdout
@@ -185,10 +197,10 @@ for step, batch in enumerate(data):
 """
 
 
-def test_a_finished_script_is_pauseable(run_example, tmp_path: Path) -> None:
+def test_a_finished_script_is_pauseable(run_example, run_script, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(FINISHED_SCRIPT)
-    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True).stdout
+    plain = run_script(script).stdout
     output = run_example("10_pauseable_script.py", str(script), "lend")
     assert re.findall(r"^\d 0x.*\n", output, re.MULTILINE) == plain.splitlines(keepends=True)
     assert len(re.findall(r"^adopt into job: [1-9].*$", output, re.MULTILINE)) >= 1

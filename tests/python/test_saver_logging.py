@@ -285,9 +285,9 @@ def test_a_failing_handler_leaves_large_model_support_whole(saver, lms, listen):
 
 
 PROGRAM = """
+    import torch
     import logging
     {before}
-    import torch
     from ebbtide import saver
     with saver.region("w"):
         keep = torch.arange(1 << 20, device=saver.device)

@@ -233,6 +233,7 @@ def test_limits_from_the_environment(run_python):
 
 def test_configure_goes_before_the_environment(run_python):
     code = """
+        import torch
         from ebbtide import _core, saver
         saver.configure(device_limit="32MiB")
         with saver.region('a'):

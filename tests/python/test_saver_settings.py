@@ -17,6 +17,7 @@ from ebbtide.launch import run_options
 
 CONFIGURABLE = [setting for setting in settings.all_settings() if setting.is_configurable]
 REGION = """
+import torch
 import ebbtide
 from ebbtide import saver
 try:
@@ -36,19 +37,18 @@ def clean(monkeypatch):
     return monkeypatch
 
 
-def doctor(**environment):
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("EBBTIDE_")}
-    result = subprocess.run(
-        [sys.executable, "-m", "ebbtide.cli", "doctor", "--json"],
-        env={**plain, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    data = json.loads(result.stdout)
-    assert result.returncode == (0 if data["usable"] else 1)
-    return data["findings"], result.stderr
+@pytest.fixture
+def doctor(forked_command):
+    """What `ebbtide doctor` finds with these variables of ebbtide alone."""
+    unset = dict.fromkeys(name for name in os.environ if name.startswith("EBBTIDE_"))
+
+    def run(**environment):
+        result = forked_command("doctor", "--json", **{**unset, **environment})
+        data = json.loads(result.stdout)
+        assert result.returncode == (0 if data["usable"] else 1)
+        return data["findings"], result.stderr
+
+    return run
 
 
 # --- the list ---
@@ -115,7 +115,7 @@ def test_misspelt_variables_are_noticed_and_others_are_nobodys_business(run_pyth
     assert settings.misspelt(variables) == MISSPELT
     assert settings.misspelt({setting.variable: "" for setting in settings.all_settings()}) == {}
     expected = [f"{name} is none of ebbtide's variables; is {meant} meant?" for name, meant in MISSPELT.items()]
-    code = "from ebbtide import saver\nfor _ in range(2):\n    with saver.region('x'):\n        pass"
+    code = "import torch\nfrom ebbtide import saver\nfor _ in range(2):\n    with saver.region('x'):\n        pass"
     result = run_python(code, **variables)
     assert result.returncode == 0
     assert [result.stderr.count(f"RuntimeWarning: {line}") for line in expected] == [1, 1], result.stderr
@@ -126,7 +126,7 @@ def test_misspelt_variables_are_noticed_and_others_are_nobodys_business(run_pyth
     assert done.stderr.splitlines() == [f"ebbtide: {line}" for line in expected]
 
 
-def test_doctor_says_of_each_what_the_run_would():
+def test_doctor_says_of_each_what_the_run_would(doctor):
     findings, error = doctor(**bad_values())
     found = {each["name"]: each for each in findings if each["section"] == "settings" and each["status"] == "problem"}
     assert {name: each["found"] for name, each in found.items()} == sentences()
@@ -234,7 +234,7 @@ def test_a_setting_that_the_core_refuses_leaves_all_as_they_were(saver, clean):
     assert saver.settings() == before
 
 
-def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):
+def test_what_the_system_chose_is_a_note_of_doctors(clean, doctor, tmp_path):
     findings, _ = doctor(TMPDIR=str(tmp_path / "missing"))
     (finding,) = [each for each in findings if each["name"] == "disk backups"]
     assert (
@@ -243,7 +243,7 @@ def test_what_the_system_chose_is_a_note_of_doctors(clean, tmp_path):
 
 
 @pytest.mark.sim_only
-def test_doctor_sees_a_cache_that_can_not_be_written(tmp_path):
+def test_doctor_sees_a_cache_that_can_not_be_written(doctor, tmp_path):
     (tmp_path / "file").write_text("")
     findings, _ = doctor(EBBTIDE_DRIVER="sim", EBBTIDE_CACHE_DIR=str(tmp_path / "file" / "cache"))
     (problem,) = [each for each in findings if each["status"] == "problem"]
