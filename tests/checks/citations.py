@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 DESIGN = "csrc/DESIGN.md"
@@ -67,7 +67,12 @@ def prose_of(path: str, text: str) -> Iterator[tuple[int, str]]:
                 yield number, match[0]
 
 
-def _prose_of_python(text: str) -> Iterator[tuple[int, str]]:
+@cache  # several checks read the same files
+def _prose_of_python(text: str) -> tuple[tuple[int, str], ...]:
+    return tuple(_read_prose_of_python(text))
+
+
+def _read_prose_of_python(text: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

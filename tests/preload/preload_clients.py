@@ -148,10 +148,13 @@ def compile_c(output: Path, sources: list[str], *options: str) -> None:
 
 
 def make_drivers(folder: Path) -> Path:
-    """Makes a folder with the simulator as libcuda.so.1, and with a stand-in for NVML."""
-    folder.mkdir()
-    (folder / "libcuda.so.1").symlink_to(package() / "libebbtide_sim.so")
-    compile_c(folder / "libnvidia-ml.so.1", ["nvml.c"], "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
+    """Makes a folder with the simulator as libcuda.so.1, and with a stand-in for NVML, if it is not there."""
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        part.mkdir()
+        (part / "libcuda.so.1").symlink_to(package() / "libebbtide_sim.so")
+        compile_c(part / "libnvidia-ml.so.1", ["nvml.c"], "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
+        part.rename(folder)
     return folder
 
 
@@ -170,7 +173,16 @@ def make_link_library(folder: Path, without: str = "") -> Path:
 
 
 def build_clients(folder: Path, optimisation: str, drivers: Path | None) -> Clients:
-    folder.mkdir()
+    """The clients of this folder, which are compiled if it is not there."""
+    if not folder.exists():
+        part = folder.with_suffix(".part")
+        part.mkdir()
+        compile_clients(part, optimisation)
+        part.rename(folder)
+    return Clients(folder, drivers)
+
+
+def compile_clients(folder: Path, optimisation: str) -> None:
     link_library = str(make_link_library(folder))
     compile_c(folder / "loaded", ["main.c", "loaded.c", *ACTIONS], optimisation, "-ldl")
     compile_c(folder / "linked", ["main.c", "linked.c", *ACTIONS], optimisation, link_library, "-ldl")
@@ -186,4 +198,3 @@ def build_clients(folder: Path, optimisation: str, drivers: Path | None) -> Clie
     compile_c(folder / "liblate.so", ["late.c"], *shared, link_library, "-ldl")
     compile_c(folder / "libchain.so", ["chain.c"], *shared, "-ldl")
     compile_c(folder / "libchain_dlsym.so", ["chain_dlsym.c"], *shared, "-ldl")
-    return Clients(folder, drivers)

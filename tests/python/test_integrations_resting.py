@@ -8,6 +8,8 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.errors import OutOfMemoryError, StateError, StoreError  # noqa: E402
 from ebbtide.integrations.resting import Resting, states_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 MIB = 1 << 20
 
 

@@ -11,6 +11,8 @@ import vllm_stub  # noqa: E402
 from ebbtide.integrations import vllm as integration  # noqa: E402
 from test_vllm_backend import MIB, Model, start  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_scans")
+
 allocator, prefix = test_vllm_backend.allocator, test_vllm_backend.prefix  # its fixtures
 
 
