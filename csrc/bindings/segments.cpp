@@ -10,9 +10,7 @@ namespace {
 int holds = 0;
 PyObject* setter = nullptr;  // torch's; null: large model support does not want them
 
-void set(const py::handle& with, bool is_on) {
-  with(is_on ? "expandable_segments:True" : "expandable_segments:False");
-}
+void set(const py::handle& with, bool is_on) { with(is_on ? "expandable_segments:True" : "expandable_segments:False"); }
 
 void set(bool is_on) {
   if (setter != nullptr) set(py::reinterpret_borrow<py::object>(setter), is_on);

@@ -17,7 +17,8 @@ namespace ebbtide::policy {
 class CheckedFollower {
  public:
   uint32_t entered(const ModuleCall& call, uint32_t parent, uint64_t demand_bytes, double now) {
-    const uint32_t index = follower.entered({call.key, call.module, call.kind, parent, call.input_bytes}, demand_bytes, now);
+    const uint32_t index =
+        follower.entered({call.key, call.module, call.kind, parent, call.input_bytes}, demand_bytes, now);
     check();
     return index;
   }

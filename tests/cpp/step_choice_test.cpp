@@ -116,8 +116,7 @@ TEST(StepChoice, OfAConvolutionalNetworkTheFirstBlocksAreRecomputed) {
 
 TEST(StepChoice, WhereEverythingFitsNothingHappens) {
   for (const StepRecord& record : models()) {
-    const std::vector<StepChoice> choices =
-        choose_steps(record, at_limit(peak_bytes(record)), find_blocks(record, {}));
+    const std::vector<StepChoice> choices = choose_steps(record, at_limit(peak_bytes(record)), find_blocks(record, {}));
     ASSERT_EQ(choices.size(), 1u);
     EXPECT_TRUE(choices[0].recomputed.empty() && choices[0].plan.actions.empty());
     EXPECT_EQ(choices[0].moved_bytes, 0u);

@@ -20,7 +20,10 @@ StepRecord calls_with(const std::vector<double>& seconds) {
   double now = 0;
   for (uint32_t call = 0; call < seconds.size(); ++call) {
     const uint32_t event = 2 * call;
-    record.calls.push_back({.key = call + 1, .module = call + 1, .kind = call < 8 ? 7u : 9u, .entered_at = event,
+    record.calls.push_back({.key = call + 1,
+                            .module = call + 1,
+                            .kind = call < 8 ? 7u : 9u,
+                            .entered_at = event,
                             .returned_at = event + 1});
     record.events.push_back({StepEventKind::kEntered, call, 0, now});
     now += seconds[call];

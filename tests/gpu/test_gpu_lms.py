@@ -26,12 +26,12 @@ def test_no_allocation_waits_for_an_eviction_once_the_steps_are_known(trial):
     trial("""
         from ebbtide.lms import control
 
-        plain, needed = measured(steps=8)
+        plain, needed = measured(steps=16)  # choices are measured in the first ones
         with lms.enable(limit=int(0.6 * needed), min_size=SMALL):
             model = make_model(12, 1024)
             optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
             losses, waits = [], []
-            for _ in range(8):
+            for _ in range(16):
                 before = control.reclaims()
                 optimizer.zero_grad()
                 loss = model(torch.randn(16384, 1024, device="cuda")).pow(2).mean()

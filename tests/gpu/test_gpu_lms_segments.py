@@ -35,7 +35,7 @@ def test_they_are_on_while_lms_is_and_off_in_regions_and_captures(trial):
             later = make().fill_(9)
         after = make()
         assert kind_of(after) == "expandable"
-        assert saver.tags()["weights"].bytes >= 64 * MIB
+        assert saver.tags()["weights"].size_bytes >= 64 * MIB
         saver.pause("weights", "others")
         saver.resume("weights", "others")
         assert [tensor[-1].item() for tensor in (kept, other, later)] == [7, 8, 9]
@@ -68,10 +68,11 @@ def test_blocks_of_many_sizes_hold_the_limit(trial):
     """Free memory that lies in pieces goes back in pages: what is short leaves, and no more."""
     trial("""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        *(torch.nn.Sequential(torch.nn.Linear(1024, 3000 + 16 * n), torch.nn.GELU(), torch.nn.Linear(3000 + 16 * n, 1024))
-          for n in range(12))
-    ).cuda()
+
+    def block(width):
+        return torch.nn.Sequential(torch.nn.Linear(1024, width), torch.nn.GELU(), torch.nn.Linear(width, 1024))
+
+    model = torch.nn.Sequential(*(block(3000 + 16 * number) for number in range(12))).cuda()
 
     def train(steps):
         losses = []

@@ -175,6 +175,14 @@ def test_memory_of_tags_is_not_ordinary(device, saver, tag):
     assert saver.where(inside).tag == tag and saver.where(outside).tag is None
 
 
+def test_torch_maps_whole_pages_which_its_limit_does_not_count(gpu, device, monkeypatch):
+    monkeypatch.setattr(devices.expandable_segments, "are_preferred", lambda: True)
+    device.set_limit(512 * MIB)
+    assert gpu.fraction == fraction_of(492 * MIB)
+    device.set_limit(64 * MIB)
+    assert gpu.fraction == fraction_of(60 * MIB)
+
+
 def test_the_peak_is_that_of_the_device(gpu, device, saver, tag):
     with saver.region(tag):
         kept = torch.ones(16 * MIB, dtype=torch.uint8)

@@ -51,9 +51,9 @@ class KnownStep {
   bool take_next_choice();
   bool settle(size_t choice);
 
-  StepRecord whole_;   // of a step that recomputed nothing
-  StepRules rules_;    // of the choices
-  StepLimits limits_;  // of the plans: other sizes that differ by little change only them
+  StepRecord whole_;           // of a step that recomputed nothing
+  StepRules rules_;            // of the choices
+  StepLimits limits_;          // of the plans: other sizes that differ by little change only them
   double chosen_seconds_ = 0;  // that the step takes without a limit, as known where the choices were made
   Margin margin_;
   std::vector<TriedChoice> choices_;

@@ -10,7 +10,7 @@
 namespace ebbtide::policy {
 namespace {
 
-constexpr double kAlike = 1.2;       // forecasts that may be in the wrong order
+constexpr double kAlike = 1.2;  // forecasts that may be in the wrong order
 constexpr size_t kMostChoices = 3;
 constexpr size_t kMostCounts = 24;   // of blocks that are tried in each order
 constexpr uint64_t kStateParts = 4;  // optimizer states leave in so many
@@ -110,7 +110,8 @@ class Chooser {
     choice.recomputed = std::move(taken);
     const size_t count = choice.recomputed.size();
     // Without evictions memory lies in fewer pieces, of which forecasts know nothing.
-    if (limits_.has_pages && count > 0 && fits(choice) && (!unmoved_ || is_better(choice, *unmoved_))) unmoved_ = choice;
+    if (limits_.has_pages && count > 0 && fits(choice) && (!unmoved_ || is_better(choice, *unmoved_)))
+      unmoved_ = choice;
     std::optional<StepChoice>& best = count == 0 ? none_ : count == blocks_.size() ? all_ : some_;
     if (best && !is_better(choice, *best)) return false;
     best = std::move(choice);

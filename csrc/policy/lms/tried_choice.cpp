@@ -150,7 +150,8 @@ uint64_t TriedChoice::unexplained_bytes(const MatchedEvents& matched, const Shor
     if (after == matched.begin()) continue;
     const uint32_t planned_at = std::prev(after)->first;
     // The next plan is for a demand that this one did not know.
-    if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limits.limit_bytes / kLittlePart) continue;
+    if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limits.limit_bytes / kLittlePart)
+      continue;
     most_bytes = std::max(most_bytes, bytes);
   }
   return most_bytes;

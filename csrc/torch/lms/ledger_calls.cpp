@@ -27,9 +27,8 @@ void Ledger::renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes)
       frame.key = policy::mix(policy::mix(frame.module) + steps.calls[frame.module]++);
       frame.saves = frame.calls = 0;
       frame.are_saved.assign(frame.inputs.size(), false);
-      frame.index =
-          steps.follower.entered({frame.key, frame.module, frame.kind, parent, frame.input_bytes},
-                                 demand_bytes(used_bytes), now());
+      frame.index = steps.follower.entered({frame.key, frame.module, frame.kind, parent, frame.input_bytes},
+                                           demand_bytes(used_bytes), now());
       note_due(steps);
     }
     parent = frame.index;

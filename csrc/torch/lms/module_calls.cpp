@@ -172,7 +172,8 @@ void add_calls(py::module_& module) {
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
   module.def(
-      "module_number", [](const py::handle& made) { return known(made).number; }, py::arg("module"), "Which no other module gets when it is gone.");
+      "module_number", [](const py::handle& made) { return known(made).number; }, py::arg("module"),
+      "Which no other module gets when it is gone.");
   module.def(
       "module_class",
       [](uint64_t number) -> std::string {

@@ -224,6 +224,8 @@ class CudaDevice:
 
     def _balance(self) -> bool:
         allowed, rooms, has_risen = self._allowed, [], False
+        if allowed is not None and expandable_segments.are_preferred():
+            allowed -= min(expandable_segments.PAGE_BYTES, allowed // 16)  # by which torch may exceed its limit
         extension = torch_extension.load("_lms")
         for device, memory in _memories().items():
             self._peak_bytes = max(self._peak_bytes, memory.held_bytes)

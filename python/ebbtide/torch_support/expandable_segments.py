@@ -25,7 +25,15 @@ from ebbtide.torch_support.allocator_settings import (
     without_expandable_segments,
 )
 
-_preferred: list[Callable[[str], Any]] = []  # from torch 2.13 on, the setter that `prefer` called
+PAGE_BYTES = 20 << 20  # torch maps so much of a large segment at once, and its limit does not count what is more
+
+
+class _Preference:
+    is_on = False
+    setter: Callable[[str], Any] | None = None  # from torch 2.13 on, the one that `prefer` called
+
+
+_now = _Preference()
 _SETTERS = ("_C._accelerator_setAllocatorSettings", "_C._cuda_cudaCachingAllocator_set_allocator_settings")
 
 
@@ -58,21 +66,30 @@ def prefer() -> None:
     import torch
 
     tagging, *_ = _core.program_policy()
-    if tagging != _core.TAGGING_UNSET or any(says_no_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES):
+    is_followed = tagging != _core.TAGGING_UNSET
+    if is_followed or any(says_no_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES):
         return
     setter = torch_names.find(*_SETTERS)
+    _now.is_on = True
     if versions.torch_version(torch.__version__) < EXPANDABLE_SEGMENTS_FROM:
         _core.expand_segments(setter)
     elif not are_on():
         setter("expandable_segments:True")
-        _preferred.append(setter)
+        _now.setter = setter
 
 
 def prefer_no_more() -> None:
     """Undoes `prefer`."""
+    _now.is_on = False
     _core.expand_segments(None)
-    while _preferred:
-        _preferred.pop()("expandable_segments:False")
+    if _now.setter is not None:
+        _now.setter("expandable_segments:False")
+        _now.setter = None
+
+
+def are_preferred() -> bool:
+    """Whether `prefer` holds."""
+    return _now.is_on
 
 
 def are_on() -> bool:

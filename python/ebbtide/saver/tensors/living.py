@@ -222,7 +222,8 @@ class Holders:
                 where = f"in {code.co_name} ({PurePath(code.co_filename).name}:{frame.f_lineno})"
                 self._read_variables((name, f" {where}", value) for name, value in variables.items())
         for module in namespaces:
-            self._read_variables((f"{module.__name__}.{name}", "", value) for name, value in list(vars(module).items()))
+            own = [(name, value) for name, value in vars(module).items() if name != "__builtins__"]  # in each module
+            self._read_variables((f"{module.__name__}.{name}", "", value) for name, value in own)
         self._read_groups(optimizers)
 
     def _read(self, named: Iterable[tuple[str, Any]]) -> None:
