@@ -110,7 +110,7 @@ void Frame::activate() {
   size_t begun = 0;
   try {
     for (; begun < uses_.size(); ++begun) uses_[begun].token = uses_[begun].enter(*uses_[begun].arguments);
-  } catch (py::error_already_set&) {
+  } catch (...) {
     FirstError ignored;  // that of the beginning goes first
     while (begun-- > 0) ignored.attempt([&] { end_use(uses_[begun]); });
     release_segments();
@@ -140,8 +140,8 @@ void Frame::end_leases_and_captures() noexcept {
   for (; captures_ > 0; --captures_) {
     if (!is_of_this_process()) continue;
     --open_captures;
-    release_segments();
     without_gil([] { return ebbtide_end_capture(nullptr); });  // runs the frees that captures deferred
+    release_segments();
   }
 }
 

@@ -181,6 +181,16 @@ TEST(StepLearning, AMarginSufficesSoon) {
   }
 }
 
+// As where weights and gradients leave on demand: no plan of what is saved could hold the limit.
+TEST(StepLearning, AShortageThatNoPlanCanAvoidIsNoMargin) {
+  const StepRecord record = with_base(transformer_step(1280, kTokens), 10'000'000'000);
+  const StepRules rules = rules_at(at_limit(9'000'000'000));
+  CheckedFollower checked;
+  for (int step = 0; step < 30; ++step) play(checked, record, rules);
+  EXPECT_GT(play(checked, record, rules).missing_bytes, 0u);
+  EXPECT_EQ(checked.follower.margin_bytes(), 0u);
+}
+
 // --- Times and choices ---
 
 TEST(StepLearning, EachChoiceIsMeasuredInThreeStepsAndTheFastestStays) {

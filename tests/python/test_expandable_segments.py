@@ -216,8 +216,8 @@ def test_switched_on_inside_a_region_they_come_on_at_its_end(saver, preferred):
     preferred.clear()
     with saver.region("a"):
         expandable_segments.prefer()
-        assert preferred == []
-    assert preferred == [RELEASE]
+        assert preferred == [HOLD]
+    assert preferred == [HOLD, RELEASE]
 
 
 def test_a_setter_that_fails_leaves_the_region_closed(saver):
@@ -225,7 +225,7 @@ def test_a_setter_that_fails_leaves_the_region_closed(saver):
         if settings == HOLD:
             raise RuntimeError("no")
 
-    _core.expand_segments(fail)
+    _core.expand_segments(fail, RELEASE, HOLD)
     try:
         with pytest.raises(RuntimeError, match="no"), saver.region("a"):
             raise AssertionError("it was entered")
@@ -234,6 +234,30 @@ def test_a_setter_that_fails_leaves_the_region_closed(saver):
             _core.expand_segments(None)
     with saver.region("a"):
         pass
+
+
+def test_other_settings_stay(monkeypatch, saver):
+    """torch forgets those that a call does not name."""
+    allocator = Allocator(monkeypatch, SETTERS[0], "max_split_size_mb:64,expandable_segments:True")
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    keep_off(OLDER)
+    expandable_segments.prefer()
+    with saver.region("a"):
+        getattr(torch._C, SETTERS[0])("max_split_size_mb:32,expandable_segments:False")  # as verl does around its pools
+        getattr(torch._C, SETTERS[0])("max_split_size_mb:16")
+    expandable_segments.prefer_no_more()
+    on, off = "{},expandable_segments:True".format, "{},expandable_segments:False".format
+    sizes = [f"max_split_size_mb:{size}" for size in (64, 32, 16)]
+    # Before LMS, with it, in the region, twice set there, after it, without LMS.
+    assert allocator.given == [
+        off(sizes[0]),
+        on(sizes[0]),
+        off(sizes[0]),
+        off(sizes[1]),
+        off(sizes[2]),
+        on(sizes[2]),
+        off(sizes[2]),
+    ]
 
 
 @pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
@@ -254,5 +278,6 @@ def test_from_torch_2_13_on_regions_leave_them_on(monkeypatch, saver):
         with saver.region("a"):
             pass
     assert allocator.given == [RELEASE]
+    expandable_segments.prefer_no_more()
     expandable_segments.prefer_no_more()
     assert allocator.given == [RELEASE, HOLD]

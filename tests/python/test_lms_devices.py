@@ -176,11 +176,13 @@ def test_memory_of_tags_is_not_ordinary(device, saver, tag):
 
 
 def test_torch_maps_whole_pages_which_its_limit_does_not_count(gpu, device, monkeypatch):
-    monkeypatch.setattr(devices.expandable_segments, "are_preferred", lambda: True)
-    device.set_limit(512 * MIB)
-    assert gpu.fraction == fraction_of(492 * MIB)
-    device.set_limit(64 * MIB)
-    assert gpu.fraction == fraction_of(60 * MIB)
+    def fraction_within(limit, has_pages):
+        monkeypatch.setattr(devices.expandable_segments, "are_preferred", lambda: has_pages)
+        device.set_limit(limit)
+        return gpu.fraction
+
+    for limit, page in ((512 * MIB, 20 * MIB), (64 * MIB, 4 * MIB)):
+        assert fraction_within(limit, False) - fraction_within(limit, True) == fraction_of(page)
 
 
 def test_the_peak_is_that_of_the_device(gpu, device, saver, tag):

@@ -144,7 +144,7 @@ bool KnownStep::learn(StepRecord step, const MatchedEvents& matched, const StepR
   return true;
 }
 
-// Each choice is measured for a step, and the fastest one stays.
+// Each choice is measured for some steps, and the fastest one stays.
 bool KnownStep::take_next_choice() {
   if (is_settled_ || (choices_.size() > 1 && choices_[current_].measured_steps() < kStepsOfChoice)) return false;
   if (current_ + 1 < choices_.size()) {

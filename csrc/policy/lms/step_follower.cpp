@@ -128,7 +128,10 @@ void StepFollower::missed(uint64_t demand_bytes) {
 }
 
 void StepFollower::fell_short(uint64_t missing_bytes) {
-  if (followed_ != nullptr && !record_.events.empty()) shortages_.emplace_back(event_count() - 1, missing_bytes);
+  // What comes when all that was saved is gone, such as an optimizer's step, is not for plans.
+  const auto is_gone = [](const Storage& storage) { return storage.is_gone; };
+  if (followed_ == nullptr || std::all_of(storages_.begin(), storages_.end(), is_gone)) return;
+  shortages_.emplace_back(event_count() - 1, missing_bytes);
 }
 
 void StepFollower::set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events) {

@@ -59,33 +59,34 @@ void set_times(StepRecord& record, const std::vector<std::pair<uint32_t, double>
 
 void use_typical_times(StepRecord& record) {
   std::vector<StepEvent>& events = record.events;
+  const std::vector<StepEvent> before = events;
   const std::vector<uint64_t> likenesses = likenesses_of(record);
-  std::vector<uint64_t> of_intervals(events.size(), 0);  // that end with the event
   std::unordered_map<uint64_t, std::vector<double>> alike;
   const auto for_intervals = [&](const auto& body) {
     size_t begin = 0;
-    for (size_t end = 1; end < events.size(); ++end) {
-      if (!has_anchor(events[end].kind)) continue;
-      body(begin, end);
+    for (size_t end = 1; end < before.size(); ++end) {
+      if (!is_marked(before[end].kind)) continue;
+      const double seconds = before[end].seconds - before[begin].seconds;
+      body(begin, end, mix(likenesses[begin]) + likenesses[end], std::isfinite(seconds) ? std::max(seconds, 0.0) : 0);
       begin = end;
     }
+    return begin;
   };
-  for_intervals([&](size_t begin, size_t end) {
-    const double seconds = events[end].seconds - events[begin].seconds;
-    of_intervals[end] = mix(likenesses[begin]) + likenesses[end];
-    alike[of_intervals[end]].push_back(std::isfinite(seconds) ? std::max(seconds, 0.0) : 0);
+  for_intervals([&](size_t, size_t, uint64_t kind, double seconds) { alike[kind].push_back(seconds); });
+  for (auto& [kind, seconds] : alike) {
+    const auto typical = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / kTypicalPart);
+    std::nth_element(seconds.begin(), typical, seconds.end());
+    seconds = {*typical};
+  }
+  const size_t last = for_intervals([&](size_t begin, size_t end, uint64_t kind, double seconds) {
+    const double typical = alike[kind].front(), part = seconds > 0 ? typical / seconds : 0;
+    for (size_t event = begin + 1; event < end; ++event) {
+      const double since = before[event].seconds - before[begin].seconds;
+      events[event].seconds = events[begin].seconds + (since > 0 ? std::min(part * since, typical) : 0);
+    }
+    events[end].seconds = events[begin].seconds + typical;
   });
-  for (auto& [number, seconds] : alike)
-    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / kTypicalPart),
-                     seconds.end());
-  double now = events.empty() ? 0 : events.front().seconds;
-  for_intervals([&](size_t begin, size_t end) {
-    for (size_t event = begin; event < end; ++event) events[event].seconds = now;
-    const std::vector<double>& seconds = alike[of_intervals[end]];
-    now += seconds[seconds.size() / kTypicalPart];
-    for (size_t event = end; event < events.size() && (event == end || !has_anchor(events[event].kind)); ++event)
-      events[event].seconds = now;
-  });
+  for (size_t event = last + 1; event < events.size(); ++event) events[event].seconds = events[last].seconds;
 }
 
 }  // namespace ebbtide::policy

@@ -27,6 +27,9 @@ inline bool is_of_call(StepEventKind kind) {
 // Whether such events have a name by which they are found again in other steps.
 inline bool has_anchor(StepEventKind kind) { return kind != StepEventKind::kFree && kind != StepEventKind::kDropped; }
 
+// Whether the device is asked when it comes to such events. The times of others are put between those.
+inline bool is_marked(StepEventKind kind) { return is_of_call(kind) || kind == StepEventKind::kWanted; }
+
 struct StepEvent {
   StepEventKind kind = StepEventKind::kSaved;
   uint32_t index = 0;  // into storages, or for kEntered and kReturned into calls
@@ -72,7 +75,7 @@ struct StepRecord {
 void set_times(StepRecord& record, const std::vector<std::pair<uint32_t, double>>& seconds_of_events);
 
 // Models repeat blocks that are built alike, and some of them had to wait, for memory or for a copy. So each interval
-// between two named events becomes as long as the shortest ones that are alike.
+// between two marked events becomes as long as the shortest ones that are alike.
 void use_typical_times(StepRecord& record);
 
 // A longer step is not recorded.

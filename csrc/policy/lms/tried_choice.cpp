@@ -143,15 +143,17 @@ uint64_t TriedChoice::unexplained_bytes(const MatchedEvents& matched, const Shor
                                         const StepLimits& limits) const {
   uint64_t most_bytes = 0;
   if (shortages.empty()) return most_bytes;
-  const std::vector<uint64_t> demands = corrected_demands();
+  const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
+  const uint64_t limit_bytes = limits_of(limits, choice_).limit_bytes;
   for (const auto& [event, bytes] : shortages) {
     const auto after = std::upper_bound(matched.begin(), matched.end(), event,
                                         [](uint32_t left, const auto& right) { return left < right.second; });
     if (after == matched.begin()) continue;
     const uint32_t planned_at = std::prev(after)->first;
-    // The next plan is for a demand that this one did not know.
-    if (demands[planned_at] > choice_.record.events[planned_at].demand_bytes + limits.limit_bytes / kLittlePart)
-      continue;
+    const uint64_t demand_bytes = demands[planned_at];
+    // The next plan is for a demand that this one did not know. And no margin helps a plan that can't hold the limit.
+    if (demand_bytes > choice_.record.events[planned_at].demand_bytes + limits.limit_bytes / kLittlePart) continue;
+    if (demand_bytes > limit_bytes + away[planned_at]) continue;
     most_bytes = std::max(most_bytes, bytes);
   }
   return most_bytes;
@@ -237,21 +239,24 @@ void TriedChoice::shorten(StepRecord& whole, const StepRecord& step, const Match
     delays[block.backward_at] += seconds >= 0 ? seconds : block.forward_seconds;
   }
   const std::vector<StepEvent> before = whole.events;
+  MatchedEvents marked;
+  for (const auto& pair : matched)
+    if (is_marked(before[pair.first].kind)) marked.push_back(pair);
   const auto move = [&](uint32_t begin, size_t end, double part) {
     for (size_t event = begin + size_t{1}; event <= end && event < before.size(); ++event)
       whole.events[event].seconds =
           whole.events[begin].seconds + part * (before[event].seconds - before[begin].seconds);
   };
-  for (size_t index = 0; index + 1 < matched.size(); ++index) {
-    const auto& [begin, measured_begin] = matched[index];
-    const auto& [end, measured_end] = matched[index + 1];
+  for (size_t index = 0; index + 1 < marked.size(); ++index) {
+    const auto& [begin, measured_begin] = marked[index];
+    const auto& [end, measured_end] = marked[index + 1];
     const double known = before[end].seconds - before[begin].seconds;
     double measured = step.events[measured_end].seconds - step.events[measured_begin].seconds;
     const double delay = std::accumulate(delays.begin() + begin, delays.begin() + end, 0.0);
     if (delay > 0) measured = std::max(measured - delay, delay);  // backward takes no less than forward
     move(begin, end, measured >= 0 && measured < known ? measured / known : 1);
   }
-  if (!matched.empty()) move(matched.back().first, before.size(), 1);
+  if (!marked.empty()) move(marked.back().first, before.size(), 1);
 }
 
 }  // namespace ebbtide::policy

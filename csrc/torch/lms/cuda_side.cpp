@@ -93,7 +93,10 @@ class CudaSide final : public DeviceSide {
     balance();
   }
 
-  uint64_t limit_bytes(c10::Device device) const override { return limits.at(device.index()).load(); }
+  uint64_t limit_bytes(c10::Device device) const override {
+    const uint64_t bytes = limits.at(device.index()).load();
+    return bytes == 0 ? UINT64_MAX : bytes;  // of a device that was not in use when limits were set
+  }
 
   void balance() const noexcept override {
     if (const auto hook = balance_hook.load(); hook != nullptr) hook();

@@ -238,7 +238,8 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
   const uint64_t limit_bytes = side.limit_bytes(device), held_bytes = side.held_bytes(device);
   const uint64_t used_bytes = side.used_bytes(device);
   const uint64_t room_bytes = limit_bytes - std::min(limit_bytes, held_bytes);
-  uint64_t short_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
+  const uint64_t least_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
+  uint64_t short_bytes = least_bytes;
   if (side.has_pages()) {
     short_bytes += std::max(kSharedPageBytes, limit_bytes / kOnDemandPart);
   } else if (!is_first) {
@@ -256,7 +257,7 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
     const uint64_t free_bytes = (side.has_pages() ? held_bytes + kSharedPageBytes : limit_bytes);
     const uint64_t useless_bytes = free_bytes - std::min(free_bytes, filled_bytes);
     const uint64_t margin_bytes = steps.follower.margin_bytes();
-    const uint64_t missing_bytes = useless_bytes > margin_bytes ? useless_bytes - margin_bytes : short_bytes;
+    const uint64_t missing_bytes = useless_bytes > margin_bytes ? useless_bytes - margin_bytes : least_bytes;
     steps.follower.fell_short(missing_bytes);
   }
   const uint64_t freed_bytes = evict(short_bytes, device);
@@ -267,10 +268,15 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
 }
 
 bool Ledger::has_room_ahead(c10::Device device, uint64_t wanted_bytes) noexcept {
-  const DeviceSide& side = side_of(device);
-  const uint64_t used_bytes = side.used_bytes(device) - std::min(side.used_bytes(device), side.elsewhere_bytes(device));
-  const Lock lock(mutex_);
-  return used_bytes + wanted_bytes + steps_[device.index()].follower.margin_bytes() <= side.limit_bytes(device);
+  try {
+    const DeviceSide& side = side_of(device);
+    const uint64_t used_bytes = side.used_bytes(device), elsewhere_bytes = side.elsewhere_bytes(device);
+    const Lock lock(mutex_);
+    const uint64_t taken_bytes = used_bytes - std::min(used_bytes, elsewhere_bytes) + wanted_bytes;
+    return taken_bytes + steps_[device.index()].follower.margin_bytes() <= side.limit_bytes(device);
+  } catch (const std::exception&) {
+    return true;  // torch's allocator will tell
+  }
 }
 
 // What other threads have evicted since the attempt counts. 0: nothing, but what they began to copy may leave now.

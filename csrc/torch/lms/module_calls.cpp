@@ -63,6 +63,7 @@ uint64_t kind_of(const py::handle& module) {
     kind = policy::mix(kind + 1);
     if (!THPVariable_Check(parameter.ptr())) continue;
     const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
+    if (tensor.is_nested() || tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) continue;
     for (const int64_t size : tensor.sizes()) kind = policy::mix(kind + static_cast<uint64_t>(size));
   }
   return kind;
@@ -72,16 +73,16 @@ const KnownModule& known(const py::handle& module) {
   static auto& modules = *new std::unordered_map<PyObject*, KnownModule>();
   static auto& classes = *new std::unordered_set<std::string>();
   static uint64_t latest = 0;
-  const auto [entry, is_new] = modules.try_emplace(module.ptr());
-  if (!is_new) return entry->second;
-  entry->second = {++latest, kind_of(module)};
+  if (const auto found = modules.find(module.ptr()); found != modules.end()) return found->second;
+  const uint64_t kind = kind_of(module);
+  KnownModule& made = modules[module.ptr()] = {++latest, kind};
   if (latest <= kMostNames) class_names().push_back(&*classes.insert(Py_TYPE(module.ptr())->tp_name).first);
   const auto forget = [address = module.ptr()](py::handle reference) {
     modules.erase(address);
     reference.dec_ref();
   };
   py::weakref(module, py::cpp_function(forget)).release();
-  return entry->second;
+  return made;
 }
 
 }  // namespace

@@ -18,6 +18,21 @@ from ebbtide.lms.recompute.second_runs import run, versions
 from ebbtide.lms.recompute.structures import tensors_in
 from ebbtide.lms.recompute.trials import try_out
 
+# They save what they are given, and hardly anything that recomputing would drop.
+_LAYERS = {
+    f"torch.nn.modules.{name}"
+    for name in (
+        "activation",
+        "batchnorm",
+        "conv",
+        "dropout",
+        "linear",
+        "normalization",
+        "padding",
+        "pooling",
+        "sparse",
+    )
+}
 _FORBIDDEN = "the program forbids it"
 _UNHASHABLE = "a module of it can't be hashed"
 _KEPT_GRAPH = "its graph is kept for another backward, with all that was computed again"
@@ -27,6 +42,7 @@ class _State:
     def __init__(self) -> None:
         self.calls: ModuleCalls | None = None  # while LMS is on
         self.blocks: Blocks | None = None  # since LMS was on for the first time
+        self.names_layers = False
 
 
 _now = _State()
@@ -38,15 +54,11 @@ def install(extension: Any) -> None:
 
     _now.blocks = blocks = Blocks(extension)
     is_grad_enabled = torch.is_grad_enabled
-    is_layer_of_torch: dict[type, bool] = {}
 
     def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        kind = type(module)
-        is_layer = is_layer_of_torch.get(kind)
-        if is_layer is None:
-            is_layer = is_layer_of_torch[kind] = kind.__module__.startswith("torch.nn.modules.")
-        # Layers such as Linear save what they are given, and hardly anything to recompute: the call around names it.
-        if not is_grad_enabled() or (is_layer and not module._modules):
+        is_layer = type(module).__module__ in _LAYERS and not module._modules
+        # The call around such a layer names what it saves, unless the program says which modules are recomputed.
+        if not is_grad_enabled() or (is_layer and not _now.names_layers):
             return call(module, *arguments, **options)
         with extension.CallScope(module, arguments, options) as told:
             if told:
@@ -73,9 +85,14 @@ def remove() -> None:
         _now.calls = None
 
 
-def allow(may_recompute: Callable[[Any], bool]) -> None:
-    """Which modules the program allows to be recomputed. Those that were refused before are asked anew."""
+def allow(may_recompute: Callable[[Any], bool], names_layers: bool) -> None:
+    """Which modules the program allows to be recomputed. Those that were refused before are asked anew.
+
+    Args:
+        names_layers: also torch's own layers.
+    """
     assert _now.blocks is not None
+    _now.names_layers = names_layers
     _now.blocks.allow(may_recompute)
 
 

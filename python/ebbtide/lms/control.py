@@ -326,7 +326,10 @@ def _apply_rules() -> None:
 
 
 def _apply_recompute() -> None:
-    calls.allow(_now.recompute if callable(_now.recompute) else lambda _: bool(_now.recompute))
+    if callable(_now.recompute):
+        calls.allow(_now.recompute, names_layers=True)
+    else:
+        calls.allow(lambda _: bool(_now.recompute), names_layers=False)
     _extension().allow_recomputation(_now.recompute is not False)
 
 

@@ -169,7 +169,7 @@ class CudaDevice:
     def peak_bytes(self) -> int:
         import torch
 
-        # torch's own peak has what tags have on the host, too. Where they had any, what `balance` saw counts.
+        # torch's own peak has what tags have on the host, too. Where they had any, it is at least what `balance` saw.
         most = 0 if self._was_away else max(torch.cuda.max_memory_reserved(device) for device in _devices())
         return max(self._peak_bytes, self.held_bytes(), most)
 
@@ -232,6 +232,7 @@ class CudaDevice:
             self._was_away |= memory.away_bytes > 0
             extension.set_cuda_away(device, memory.away_bytes)
             if allowed is None or self._is_whole:
+                extension.set_cuda_limit(device, memory.total_bytes)
                 continue
             extension.set_cuda_limit(device, allowed)
             before = self._fractions.setdefault(device, _limit_of_torch(device))

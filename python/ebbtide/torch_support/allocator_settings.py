@@ -21,8 +21,17 @@ def says_no_expandable_segments(settings: str) -> bool:
 
 def without_expandable_segments(settings: str) -> str:
     """The same settings, but with expandable segments off."""
-    fixed, count = _OPTION.subn(r"\1False", settings)
-    return fixed if count else ",".join(filter(None, (settings.strip(" ,"), "expandable_segments:False")))
+    return _with(settings, "False")
+
+
+def with_expandable_segments(settings: str) -> str:
+    """The same settings, but with expandable segments on."""
+    return _with(settings, "True")
+
+
+def _with(settings: str, value: str) -> str:
+    fixed, count = _OPTION.subn(rf"\g<1>{value}", settings)
+    return fixed if count else ",".join(filter(None, (settings.strip(" ,"), f"expandable_segments:{value}")))
 
 
 def switched_on_by(environment: Mapping[str, str], version: tuple[int, int]) -> str:

@@ -4,7 +4,8 @@ Before that version such a segment is torch's own mapping: a pool's allocator is
 torch can switch them off while it runs. Tensors in segments that exist stay as they are, and torch hands out nothing
 more of those segments. The setting is that of the whole process, a region may begin in any thread at any time, and its
 pools keep their segments. So it stays off from the first region on: where the program switches it on later, only its
-other settings are passed on.
+other settings are passed on. The exception is LMS, which wants such segments (`prefer`): then they are off only while a
+pool of ours is open.
 """
 
 import functools
@@ -22,6 +23,7 @@ from ebbtide.torch_support.allocator_settings import (
     has_expandable_segments,
     says_no_expandable_segments,
     switched_on_by,
+    with_expandable_segments,
     without_expandable_segments,
 )
 
@@ -30,7 +32,7 @@ PAGE_BYTES = 20 << 20  # torch maps so much of a large segment at once, and its 
 
 class _Preference:
     is_on = False
-    setter: Callable[[str], Any] | None = None  # from torch 2.13 on, the one that `prefer` called
+    undo: Callable[[], Any] | None = None  # from torch 2.13 on
 
 
 _now = _Preference()
@@ -69,22 +71,28 @@ def prefer() -> None:
     is_followed = tagging != _core.TAGGING_UNSET
     if is_followed or any(says_no_expandable_segments(os.environ.get(name, "")) for name in ALLOCATOR_VARIABLES):
         return
-    setter = torch_names.find(*_SETTERS)
+    setter, settings = torch_names.find(*_SETTERS), _all_settings()
     _now.is_on = True
     if versions.torch_version(torch.__version__) < EXPANDABLE_SEGMENTS_FROM:
-        _core.expand_segments(setter)
+        _core.expand_segments(setter, with_expandable_segments(settings), without_expandable_segments(settings))
     elif not are_on():
-        setter("expandable_segments:True")
-        _now.setter = setter
+        _now.undo = lambda: setter(without_expandable_segments(settings))  # noted first, for the sake of an interrupt
+        setter(with_expandable_segments(settings))
 
 
 def prefer_no_more() -> None:
     """Undoes `prefer`."""
     _now.is_on = False
     _core.expand_segments(None)
-    if _now.setter is not None:
-        _now.setter("expandable_segments:False")
-        _now.setter = None
+    undo, _now.undo = _now.undo, None
+    if undo is not None:
+        undo()
+
+
+def _all_settings() -> str:
+    """As they were last given to torch: torch forgets those that a later call does not name."""
+    _, settings = _in_force()
+    return settings or next((value for name in ALLOCATOR_VARIABLES if (value := os.environ.get(name, ""))), "")
 
 
 def are_preferred() -> bool:
@@ -116,7 +124,7 @@ def _in_force() -> tuple[bool | None, str]:
 
 def _switch_off(settings: str) -> bool:
     try:
-        # All settings: torch before 2.9 takes those that are not named for their defaults.
+        # All settings: torch takes those that are not named for their defaults.
         torch_names.find(*_SETTERS)(without_expandable_segments(settings))
     except (StateError, RuntimeError, ValueError):  # torch raises the latter two for settings that it can't change
         return False
@@ -136,6 +144,10 @@ def _watch() -> None:
 def _keeping_off(setter: Callable[[str], Any]) -> Callable[[str], Any]:
     @functools.wraps(setter)
     def set_settings(settings: str) -> Any:
+        if isinstance(settings, str) and _now.is_on:
+            return _core.expand_segments(
+                setter, with_expandable_segments(settings), without_expandable_segments(settings)
+            )
         if isinstance(settings, str) and has_expandable_segments(settings):
             settings = without_expandable_segments(settings)
             _say_once()
