@@ -216,9 +216,8 @@ class StepPlayer {
     const uint64_t missing_bytes = demand() - limit_bytes - away_bytes_;
     played_.missing_bytes = std::max(played_.missing_bytes, missing_bytes);
     checked_.missed(demand());
-    checked_.follower.fell_short(missing_bytes + missed_bytes_);
-    missed_bytes_ += missing_bytes;
     while (demand() > limit_bytes + away_bytes_) {
+      checked_.follower.fell_short(missing_of_margin());
       uint32_t first = kNone;
       for (uint32_t storage = 0; storage < storages_.size(); ++storage) {
         if (storages_[storage].free_at == kNone || storages_[storage].is_away) continue;
@@ -227,6 +226,14 @@ class StepPlayer {
       if (first == kNone) return;
       leave(first);
     }
+  }
+
+  // As the ledger has it: what is useless of the limit, or what is short.
+  uint64_t missing_of_margin() const {
+    const uint64_t limit_bytes = rules_.limits.limit_bytes;
+    const uint64_t useless_bytes = std::max(manner_.believed_limit_bytes, limit_bytes) - limit_bytes;
+    const uint64_t margin_bytes = checked_.follower.margin_bytes();
+    return useless_bytes > margin_bytes ? useless_bytes - margin_bytes : demand() - limit_bytes - away_bytes_;
   }
 
   void finish() {
@@ -250,7 +257,6 @@ class StepPlayer {
   std::vector<uint32_t> calls_;     // their indices in the step
   std::map<uint64_t, uint32_t> indices_;
   uint64_t away_bytes_ = 0, dropped_bytes_ = 0;
-  uint64_t missed_bytes_ = 0;  // so far
   double delay_ = 0;
   uint32_t event_ = 0;
   PlayedStep played_;

@@ -238,7 +238,7 @@ TEST(StepFollower, AnyCallsInAnyOrderDoNoHarm) {
     if (HasFailure()) return;
   }
   EXPECT_GT(releases, 1000u);
-  EXPECT_GT(loads, 50u);
+  EXPECT_GT(loads, 100u);
   EXPECT_GT(followed, 1000u);
   EXPECT_GT(recomputed, 0u);
 }

@@ -40,7 +40,7 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::mo
 }
 
 StepLimits KnownStep::with_margin(StepLimits limits) const {
-  limits.limit_bytes -= std::min(limits.limit_bytes, margin_.bytes());
+  limits.limit_bytes -= margin_.bytes(limits.limit_bytes);
   return limits;
 }
 
@@ -105,7 +105,9 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   bool has_other_margin = false, must_choose = has_changed(rules);
   if (is_lesson) {
     tried.note(step, matched, rules.is_timed ? duration(step) : 0);
-    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, limits_);
+    StepLimits held = limits_;  // the limit may have been lower in the step
+    held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
+    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held);
     has_other_margin = margin_.note(missing_bytes, limits_.limit_bytes);
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;

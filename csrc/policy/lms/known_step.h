@@ -21,6 +21,7 @@ struct StepRules {
   bool is_timed = true;        // the times of the step that ends are those of the device
   bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
   uint64_t demand_bytes = 0;   // now, after the step and before the next one
+  uint64_t least_limit_bytes = UINT64_MAX;  // when memory was short in the step
 };
 
 class KnownStep {
@@ -32,7 +33,7 @@ class KnownStep {
   const TriedChoice& current() const { return choices_[current_]; }
   const StepRecord& whole() const { return whole_; }
   const StepLimits& limits() const { return limits_; }
-  uint64_t margin_bytes() const { return margin_.bytes(); }
+  uint64_t margin_bytes() const { return margin_.bytes(limits_.limit_bytes); }
   // The best choice under another limit.
   StepChoice choice_within(uint64_t limit_bytes) const;
   // How alike it is to a step that opens with this storage: less is better; kNone: not at all.

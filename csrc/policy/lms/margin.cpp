@@ -10,6 +10,8 @@ constexpr uint64_t kMostPatience = 4096;  // steps
 
 }  // namespace
 
+uint64_t Margin::bytes(uint64_t limit_bytes) const { return std::min(bytes_, limit_bytes / kLargestPart); }
+
 bool Margin::note(uint64_t missing_bytes, uint64_t limit_bytes) {
   const uint64_t before_bytes = bytes_;
   if (missing_bytes > 0) {

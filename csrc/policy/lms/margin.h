@@ -8,7 +8,8 @@ namespace ebbtide::policy {
 
 class Margin {
  public:
-  uint64_t bytes() const { return bytes_; }
+  // Of plans within this limit: at most half of it.
+  uint64_t bytes(uint64_t limit_bytes) const;
   // A step has ended in which so many bytes were missing at most, beside the margin. It grows at once, and falls by a
   // quarter after some steps without a shortage: the more seldom, the more often that was too early. Returns whether it
   // has changed.

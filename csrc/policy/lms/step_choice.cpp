@@ -68,7 +68,7 @@ class Chooser {
     const auto beats = [&](const std::optional<StepChoice>& best) {
       return best && excess(*best) == 0 && best->seconds <= seconds;
     };
-    return beats(none_) || beats(some_) || beats(all_);  // one of these is the best
+    return beats(none_) || beats(some_) || beats(all_);
   }
 
   double state_seconds() const {
@@ -132,18 +132,16 @@ class Chooser {
     for (std::optional<StepChoice>* each : {&none_, &some_, &all_})
       if (*each) found.push_back(std::move(**each));
     std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
-    const auto is_unmoved = [&](const StepChoice& choice) {
-      return choice.recomputed.size() == unmoved_->recomputed.size() && fits(choice);
-    };
-    if (unmoved_ && std::none_of(found.begin(), found.end(), is_unmoved)) {
-      if (found.size() == kMostChoices) found.pop_back();
-      found.push_back(std::move(*unmoved_));
-    }
     const double most_seconds = kAlike * found.front().seconds;
     const uint64_t least_excess = excess(found.front());
     std::erase_if(found, [&](const StepChoice& choice) {
       return choice.seconds > most_seconds || excess(choice) > least_excess;
     });
+    const auto moves_nothing = [&](const StepChoice& choice) { return choice.recomputed.size() > 0 && fits(choice); };
+    if (unmoved_ && unmoved_->seconds <= most_seconds && std::none_of(found.begin(), found.end(), moves_nothing)) {
+      if (found.size() == kMostChoices) found.pop_back();
+      found.push_back(std::move(*unmoved_));
+    }
     return found;
   }
 

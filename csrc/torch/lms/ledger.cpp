@@ -251,14 +251,16 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
     ++statistics_.reclaims;
     Steps& steps = steps_[device.index()];
     steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
-    // What was free, and did not serve: of pages, those that are in use in part; of pieces, all that is left.
+    // What is held and not in use; in one piece also the room, if it would have been enough.
     const uint64_t used_here_bytes = used_bytes - std::min(used_bytes, side.elsewhere_bytes(device));
-    const uint64_t filled_bytes = used_here_bytes + (side.has_pages() ? 0 : wanted_bytes);
-    const uint64_t free_bytes = (side.has_pages() ? held_bytes + kSharedPageBytes : limit_bytes);
-    const uint64_t useless_bytes = free_bytes - std::min(free_bytes, filled_bytes);
+    const uint64_t free_bytes = side.has_pages()            ? held_bytes + kSharedPageBytes
+                                : room_bytes < wanted_bytes ? held_bytes
+                                                            : limit_bytes;
+    const uint64_t useless_bytes = free_bytes - std::min(free_bytes, used_here_bytes);
     const uint64_t margin_bytes = steps.follower.margin_bytes();
     const uint64_t missing_bytes = useless_bytes > margin_bytes ? useless_bytes - margin_bytes : least_bytes;
     steps.follower.fell_short(missing_bytes);
+    steps.least_limit_bytes = std::min(steps.least_limit_bytes, limit_now(device, steps));
   }
   const uint64_t freed_bytes = evict(short_bytes, device);
   if (freed_bytes > 0) return freed_bytes;

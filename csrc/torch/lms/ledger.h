@@ -157,6 +157,7 @@ class Ledger {
     std::map<uint64_t, int> watched;                       // those that may have become free, and for how many looks
     std::unordered_map<uint64_t, uint64_t> calls;          // of each module in this step
     std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
+    uint64_t least_limit_bytes = UINT64_MAX;               // when memory was short
     bool was_wanted = false;
     bool was_disturbed = false;
     bool is_choice_new = false;    // and no call was told of it

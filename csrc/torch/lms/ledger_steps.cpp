@@ -82,6 +82,7 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
     const uint64_t plans_before = steps.follower.plans_made();
     policy::StepRules rules = rules_for(device, steps);
     rules.demand_bytes = demand_bytes(used_bytes);
+    rules.least_limit_bytes = steps.least_limit_bytes;
     steps.follower.end_step(rules);
     steps.is_choice_new = steps.follower.plans_made() != plans_before;
   } else {
@@ -92,6 +93,7 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
   steps.calls.clear();
   steps.marks.clear();
   steps.was_wanted = steps.was_disturbed = false;
+  steps.least_limit_bytes = UINT64_MAX;
 }
 
 // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
