@@ -1,6 +1,7 @@
 """`ebbtide.lms`: its settings while it runs, its limits beside the user's, its report, and IBM's names."""
 
 import asyncio
+import inspect
 import logging
 import sys
 import threading
@@ -355,3 +356,8 @@ def test_another_word_for_recompute_is_refused(lms, wrong):
     with pytest.raises(TypeError, match="recompute must be 'auto', False, or a function"):
         lms.enable(limit="1GiB", recompute=wrong)
     assert not lms.enabled
+
+
+def test_recomputing_is_the_default():
+    """The fixture of these tests leaves it out."""
+    assert inspect.signature(control.enable).parameters["recompute"].default == "auto"

@@ -28,16 +28,17 @@ def stats() -> dict[str, int | float]:
 
         print(ebbtide.lms.stats())
 
-    device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device. evictions,
-    evicted_bytes, loaded_bytes: storages that left, and bytes that left and came back. waited_seconds: how long the GPU
-    or a thread had nothing to do but to wait for copies; hidden_seconds: copies beside other work. prefetch_hits,
-    prefetch_late: loads that were, or were not, complete when their tensor was wanted. host_bytes: evicted bytes on the
-    host now. state_evicted_bytes, state_loaded_bytes, state_host_bytes: the same of optimizer states, which the
-    counters before leave out. weight_evicted_bytes, weight_loaded_bytes, weight_host_bytes: the same of weights.
-    streamed_bytes: what lay on the host and passed through the device in optimizer steps and in forward passes without
-    gradients. slow_reads: optimizer steps and uses of weights that read memory on the host, over the bus. margin_bytes:
-    the most that the latest plan leaves free because free memory lies in pieces. overflow_bytes,
-    peak_overflow_bytes: on the host now and at most, since nothing could leave any more when they were allocated.
+    device_bytes and peak_device_bytes: device memory that ebbtide holds, of the fullest device; on a GPU the peak is at
+    least this where tags had memory on the host. evictions, evicted_bytes, loaded_bytes: storages that left, and bytes
+    that left and came back. waited_seconds: how long the GPU or a thread had nothing to do but to wait for copies;
+    hidden_seconds: copies beside other work. prefetch_hits, prefetch_late: loads that were, or were not, complete when
+    their tensor was wanted. host_bytes: evicted bytes on the host now. state_evicted_bytes, state_loaded_bytes,
+    state_host_bytes: the same of optimizer states, which the counters before leave out. weight_evicted_bytes,
+    weight_loaded_bytes, weight_host_bytes: the same of weights. streamed_bytes: what lay on the host and passed through
+    the device in optimizer steps and in forward passes without gradients. slow_reads: optimizer steps and uses of
+    weights that read memory on the host, over the bus. margin_bytes: what the latest plan leaves free of the limit,
+    since memory was short in spite of one. overflow_bytes, peak_overflow_bytes: on the host now and at most, since
+    nothing could leave any more when they were allocated.
     """
     found: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     found["waited_seconds"] = found["hidden_seconds"] = 0.0
