@@ -78,6 +78,7 @@ lint: $(LINTERS) tidy ## Formatting, naming, style and types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typing/user_program.py
 
 format: $(LINTERS) ## Rewrite sources in the project's format
 	$(BIN)/ruff check --fix-only --quiet .

@@ -51,7 +51,7 @@ def uninstall() -> None:
 
 def set_enabled_lms(enable: bool) -> None:
     """Turns LMS on or off."""
-    lms.enabled = bool(enable)  # type: ignore[attr-defined]
+    lms.enabled = bool(enable)
 
 
 def get_enabled_lms() -> bool:

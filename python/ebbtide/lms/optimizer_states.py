@@ -86,7 +86,7 @@ def install(extension: Any, device: devices.Device) -> None:
     _wrap_tree(Optimizer)
     _wrap_loading()
     if "__init_subclass__" not in vars(Optimizer):
-        Optimizer.__init_subclass__ = classmethod(_on_new_class)  # type: ignore[assignment, arg-type]
+        Optimizer.__init_subclass__ = classmethod(_on_new_class)
 
 
 def remove(extension: Any) -> None:

@@ -130,7 +130,7 @@ def _follow_conversions() -> None:
         return result
 
     _now.applies = plain, apply
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    torch.nn.Module._apply = apply
 
 
 def _leave_conversions() -> None:
@@ -138,7 +138,7 @@ def _leave_conversions() -> None:
 
     # Where another library has wrapped it since, it stays and does nothing.
     if _now.applies is not None and torch.nn.Module._apply is _now.applies[1]:
-        torch.nn.Module._apply = _now.applies[0]  # type: ignore[method-assign]
+        torch.nn.Module._apply = _now.applies[0]
         _now.applies = None
 
 

@@ -30,7 +30,7 @@ class ModuleCalls:
         self._handler: Handler | None = handler
         self._original = torch.nn.Module.__call__
         self._ours = self._make_call()
-        torch.nn.Module.__call__ = self._ours  # type: ignore[method-assign]
+        torch.nn.Module.__call__ = self._ours
 
     def restore(self) -> None:
         """Puts torch's function back. If another library has wrapped ours since, ours stays and only passes calls on.
@@ -40,7 +40,7 @@ class ModuleCalls:
 
         self._handler = None
         if torch.nn.Module.__call__ is self._ours:
-            torch.nn.Module.__call__ = self._original  # type: ignore[method-assign]
+            torch.nn.Module.__call__ = self._original
 
     def _make_call(self) -> Callable[..., Any]:
         import torch

@@ -103,7 +103,7 @@ class PacedCopy:
         self.stop()
         if self._thread not in (None, threading.current_thread()):
             with contextlib.suppress(RuntimeError):  # it never started
-                self._thread.join()  # type: ignore[union-attr]
+                self._thread.join()
 
     def stop(self) -> None:
         """Ends the copying after its present step."""

@@ -67,7 +67,7 @@ class _Lazy(Generic[Value]):
         found = report.__dict__[self._name]
         if isinstance(found, _core.Report):
             found = report.__dict__[self._name] = self._make(found)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def __set__(self, report: "Report", value: "Value | _core.Report") -> None:
         report.__dict__[self._name] = self._make_empty() if value is None else value
