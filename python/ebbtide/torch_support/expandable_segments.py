@@ -8,6 +8,7 @@ other settings are passed on. The exception is LMS, which wants such segments (`
 pool of ours is open.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -78,6 +79,19 @@ def prefer() -> None:
     elif not are_on():
         _now.undo = lambda: setter(without_expandable_segments(settings))  # noted first, for the sake of an interrupt
         setter(with_expandable_segments(settings))
+    _settle_the_kind_of_handle()
+
+
+def _settle_the_kind_of_handle() -> None:
+    """Has torch make one such segment. It tries fabric handles first and notes for the whole process what it found:
+    two threads that make their first ones at once, each on a GPU of its own, find half of that, and one raises.
+    """
+    import torch
+
+    if torch.cuda.is_initialized():  # a context is not ours to make: the program may fork yet
+        # A stream that has no cached blocks. The error is torch's to raise, where the program asks for memory.
+        with contextlib.suppress(torch.OutOfMemoryError), torch.cuda.stream(torch.cuda.Stream()):
+            torch.empty(1, device="cuda")
 
 
 def prefer_no_more() -> None:
