@@ -28,6 +28,7 @@ class Program:
         loss: of these inputs, by the model's forward.
         accumulates: micro-batches to a step of the optimizer.
         is_mixed: autocast to bf16.
+        checkpoint_some: checkpoints these blocks; None: torch's checkpoint around their forwards does.
     """
 
     model: nn.Module
@@ -37,6 +38,7 @@ class Program:
     loss: Call
     accumulates: int = 1
     is_mixed: bool = True
+    checkpoint_some: Callable[[list[nn.Module]], None] | None = None
 
     def step(self, number: int) -> torch.Tensor:
         total = torch.zeros((), device=saver.device)
@@ -51,7 +53,10 @@ class Program:
         return total
 
     def checkpoint_each(self, stride: int) -> None:
-        """What a user would write: the forward of each such block goes through torch's checkpoint."""
+        """What a user would write."""
+        if self.checkpoint_some is not None:
+            self.checkpoint_some(self.blocks[::stride])
+            return
         for block in self.blocks[::stride]:
             block.forward = _checkpointed(block.forward)
 
@@ -60,8 +65,8 @@ class Program:
 
 
 def _checkpointed(forward: Call) -> Call:
-    def run(*arguments: Any) -> torch.Tensor:
-        return checkpoint(forward, *arguments, use_reentrant=False)
+    def run(*arguments: Any, **options: Any) -> torch.Tensor:
+        return checkpoint(forward, *arguments, use_reentrant=False, **options)
 
     return run
 
@@ -314,5 +319,11 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
 
 
 def make(name: str, arguments: Arguments) -> Program:
+    """name: of one of these programs, or of a library's model, whose arguments say which library that is."""
     torch.manual_seed(0)
-    return PROGRAMS[name](**arguments)
+    if "library" not in arguments:
+        return PROGRAMS[name](**arguments)
+    from benchmarks import library_programs
+
+    options = {key: value for key, value in arguments.items() if key != "library"}
+    return library_programs.PROGRAMS[arguments["library"]](**options)

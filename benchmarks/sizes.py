@@ -2,9 +2,10 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 MIB, GIB = 1 << 20, 1 << 30
-Arguments = dict[str, int]
+Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,39 @@ class ImagesSize:
     pixels: int
 
 
+def _library_programs() -> dict[str, Arguments]:
+    """Models that other people wrote (library_programs.py)."""
+
+    def transformers(kind: str, block: str, batch: int, length: int, **config: Any) -> Arguments:
+        sizes = {"kind": kind, "block": block, "batch": batch, "length": length}
+        return {"library": "transformers", **sizes, **config}
+
+    def timm(name: str, block: str, batch: int, pixels: int = 224, **options: Any) -> Arguments:
+        return {"library": "timm", "name": name, "block": block, "batch": batch, "pixels": pixels, **options}
+
+    narrow = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 10, "num_attention_heads": 16}
+    wide = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 16, "num_attention_heads": 16}
+    bert = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    gpt2 = {"n_embd": 1280, "n_layer": 24, "n_head": 20}
+    t5 = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "decoder_start_token_id": 0}
+    mixtral = {"num_local_experts": 8, "num_key_value_heads": 4, "vocab_size": 32000}
+    llama = {"num_key_value_heads": 4, "vocab_size": 32000}
+    return {
+        "hf_gpt2": transformers("GPT2LMHeadModel", "GPT2Block", 8, 1024, model_type="gpt2", **gpt2),
+        "hf_llama": transformers("LlamaForCausalLM", "LlamaDecoderLayer", 8, 2048, model_type="llama", **wide, **llama),
+        "hf_mixtral": transformers(
+            "MixtralForCausalLM", "MixtralDecoderLayer", 8, 1024, model_type="mixtral", **narrow, **mixtral
+        ),
+        "hf_bert": transformers("BertForMaskedLM", "BertLayer", 48, 512, model_type="bert", **bert),
+        "hf_t5": transformers("T5ForConditionalGeneration", "T5Block", 24, 512, model_type="t5", **t5),
+        "timm_vit": timm("vit_large_patch16_224", "Block", 192),
+        "timm_convnext": timm("convnext_base", "ConvNeXtBlock", 160),
+        "timm_swin": timm("swin_base_patch4_window7_224", "SwinTransformerBlock", 128),
+        "timm_efficientnet": timm("efficientnet_b4", "InvertedResidual", 96, 380),
+        "timm_resnet": timm("resnet50", "Bottleneck", 384),
+    }
+
+
 @dataclass(frozen=True)
 class TrainingSize:
     """Blocks of a transformer that are trained in less memory than they need.
@@ -142,6 +176,7 @@ class TrainingSize:
             "llama": {"layers": 16, "width": 2048, "batch": 8, "length": 2048},
             "padded": {"layers": 12, "width": 1024, "batch": 32, "length": 512},
             "vit": {"layers": 24, "width": 1024, "batch": 128, "pixels": 224},
+            **_library_programs(),
         }
     )
     program_shares: tuple[int, ...] = (85, 70, 50)
