@@ -8,24 +8,26 @@ What autograd saves for backward leaves the device when memory is short, and com
 that is not enough, optimizer states, gradients and weights leave, too.
 docs/lms.md says how it decides, and what it can't see. It needs torch 2.11 or newer.
 
-`enabled`, `limit` (bytes, or None) and `min_size` (bytes) can be read, and set while it runs:
+`enabled`, `limit` (bytes, or "auto") and `min_size` (bytes) can be read, and set while it runs:
 `ebbtide.lms.limit = "12GiB"`.
 """
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ebbtide.lms import control
+from ebbtide.lms.calls import save_plan
 from ebbtide.lms.control import disable, enable
 from ebbtide.lms.report import plot, report, stats
+from ebbtide.lms.streaming.backward_steps import step_in_backward
 
 if TYPE_CHECKING:  # attributes of _Module; a size may be set as text, and is read in bytes
     enabled: bool
     limit: Any
     min_size: Any
 
-__all__ = ["disable", "enable", "plot", "report", "stats"]
+__all__ = ["disable", "enable", "plot", "report", "save_plan", "stats", "step_in_backward"]
 
 
 class _Module(ModuleType):
@@ -48,7 +50,7 @@ class _Module(ModuleType):
         control.enable_again() if value else control.disable()
 
     @property
-    def limit(self) -> int | None:
+    def limit(self) -> int | Literal["auto"]:
         return control.limit()
 
     @limit.setter

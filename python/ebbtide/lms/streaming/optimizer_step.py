@@ -106,7 +106,7 @@ class _Step:
     def compute(self, part: Chunk | Undivided) -> None:
         """Its part of the step; its copy back has begun then."""
         if isinstance(part, Undivided):
-            self._plain(_view_of(self._optimizer, part.group, part.parameters, self._optimizer.state))
+            self._plain(view_of(self._optimizer, part.group, part.parameters, self._optimizer.state))
         else:
             self._compute_chunk(part)
 
@@ -116,7 +116,7 @@ class _Step:
             lane.await_copy_in(chunk)
         states = defaultdict(dict, {piece.parameter: piece.state for piece in chunk.pieces})
         try:
-            self._plain(_view_of(self._optimizer, chunk.group, [piece.parameter for piece in chunk.pieces], states))
+            self._plain(view_of(self._optimizer, chunk.group, [piece.parameter for piece in chunk.pieces], states))
         finally:  # as without pieces: an error leaves what was done so far
             for piece in chunk.pieces:
                 piece.keep_state()
@@ -149,7 +149,7 @@ def outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
     return _outside[function]
 
 
-def _view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:
+def view_of(optimizer: Any, group: dict[str, Any], parameters: list[Any], states: Any) -> Any:
     """The same optimizer with these parameters alone."""
     view = object.__new__(type(optimizer))
     vars(view).update(vars(optimizer))

@@ -1,0 +1,145 @@
+"""`step_in_backward`: parameters are updated as soon as their gradients are there."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ebbtide import StateError, lms  # noqa: E402
+from ebbtide.lms import optimizer_states  # noqa: E402
+from ebbtide.lms.streaming import backward_steps  # noqa: E402
+from lms_model import MIB, SMALL  # noqa: E402
+from lms_states import Training, content, extension  # noqa: E402
+
+pytestmark = [pytest.mark.sim_only, pytest.mark.usefixtures("no_states_left")]
+
+KINDS = [
+    (torch.optim.AdamW, {}),
+    (torch.optim.AdamW, {"fused": True}),
+    (torch.optim.Adam, {"foreach": True, "amsgrad": True}),
+    (torch.optim.SGD, {}),
+    (torch.optim.SGD, {"momentum": 0.9}),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """Each weight of 1 MiB is a part of its own."""
+    monkeypatch.setattr(backward_steps, "_PART_BYTES", MIB)
+
+
+def run(training, steps=4):
+    return [training.step() for _ in range(steps)]
+
+
+def result(training):
+    """Parameters and states in the order of the parameters: states are made in another one."""
+    parameters = [*training.model.parameters()]
+    states = [each for parameter in parameters for each in training.optimizer.state[parameter].values()]
+    return content([*parameters, *filter(torch.is_tensor, states)])
+
+
+@pytest.mark.parametrize(("make", "options"), KINDS)
+def test_results_are_the_same(make, options):
+    plain, training = Training(make, **options), Training(make, **options)
+    with lms.step_in_backward(training.optimizer):
+        assert run(training) == run(plain)
+    assert run(training) == run(plain), "and the end of it changes nothing"
+    assert result(training) == result(plain)
+
+
+@pytest.mark.parametrize(("make", "options"), [kind for kind in KINDS if kind[1] != {} or kind[0] != torch.optim.SGD])
+def test_states_on_the_host_pass_through(lms, monkeypatch, make, options):
+    monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
+    plain = Training(make, **options)
+    expected = run(plain)
+    with lms.enable(limit="64MiB", min_size=SMALL):
+        training = Training(make, **options)
+        lms.step_in_backward(training.optimizer)
+        losses = run(training, 1)
+        assert extension().send_states_away(2**62) > 0
+        losses += run(training, 3)
+        assert (losses, result(training)) == (expected, result(plain))
+        assert lms.stats()["streamed_bytes"] > 0 and lms.stats()["slow_reads"] == 0
+
+
+def test_gradients_go_as_they_are_used(lms):
+    peaks = []
+    for is_in_backward in (True, False):  # memory of the first stays cached
+        with lms.enable(limit="1GiB", min_size=SMALL):
+            training = Training(torch.optim.SGD, depth=32)
+            if is_in_backward:
+                lms.step_in_backward(training.optimizer)
+            for _ in range(2):
+                training.step(batch=16)
+            peaks.append(lms.stats()["peak_device_bytes"])
+        del training
+    assert peaks[0] < peaks[1] - 20 * MIB
+
+
+def test_groups_rates_and_hooks_are_those_of_the_program():
+    results, calls = [], []
+    for is_in_backward in (False, True):
+        training = Training(torch.optim.SGD)
+        parameters = [*training.model.parameters()]
+        groups = [{"params": parameters[::2], "lr": 0.1}, {"params": parameters[1::2], "weight_decay": 0.1}]
+        training.optimizer = torch.optim.SGD(groups, lr=0.01)
+        training.optimizer.register_step_pre_hook(lambda *_: calls.append("hook"))
+        rates = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
+        if is_in_backward:
+            lms.step_in_backward(training.optimizer)
+        for _ in range(3):
+            training.step()
+            rates.step()
+        results.append(result(training))
+    assert results[0] == results[1] and len(calls) == 6
+
+
+def test_what_is_smaller_than_a_part_waits_for_the_step(monkeypatch):
+    monkeypatch.setattr(backward_steps, "_PART_BYTES", 1 << 40)
+    plain, training = Training(), Training()
+    lms.step_in_backward(training.optimizer)
+    training.forward().backward()
+    assert all(each.grad is not None for each in training.model.parameters())
+    training.optimizer.step()
+    plain.step()
+    assert result(training) == result(plain)
+
+
+def test_a_second_gradient_is_refused():
+    training = Training(torch.optim.SGD)
+    handle = lms.step_in_backward(training.optimizer)
+    training.forward().backward()
+    with pytest.raises(StateError, match="got a second before optimizer"):
+        training.forward().backward()
+    training.optimizer.step()
+    training.step()
+    handle.remove()
+    handle.remove()
+    for _ in range(2):
+        training.forward().backward()
+
+
+def test_frozen_parameters_are_left_alone():
+    training = Training(torch.optim.SGD)
+    training.model[0].weight.requires_grad_(False)
+    before = training.model[0].weight.clone()
+    lms.step_in_backward(training.optimizer)
+    training.step()
+    assert torch.equal(training.model[0].weight, before)
+
+
+class Another(torch.optim.SGD):
+    """A class that ebbtide does not know."""
+
+
+@pytest.mark.parametrize("make", [Another, torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_other_optimizers_are_refused(make):
+    with pytest.raises(StateError, match=f"step_in_backward can't take {make.__name__}"):
+        lms.step_in_backward(Training(make).optimizer)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(StateError, match="before processes have exchanged gradients"):
+        lms.step_in_backward(Training().optimizer)
