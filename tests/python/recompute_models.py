@@ -58,6 +58,7 @@ class SecondRuns:
 @contextlib.contextmanager
 def handled(handler: Any) -> Iterator[Any]:
     calls = ModuleCalls(handler)
+    calls.replace()
     try:
         yield handler
     finally:

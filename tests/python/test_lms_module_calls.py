@@ -55,6 +55,7 @@ def handler() -> Iterator[Counter]:
     plain = nn.Module.__call__
     counter = Counter()
     calls = ModuleCalls(counter)
+    calls.replace()
     yield counter
     calls.restore()
     assert nn.Module.__call__ is plain
@@ -83,6 +84,7 @@ def test_every_call_is_seen(handler: Counter, model: Any) -> None:
 def test_restoring_ends_it(model: Any) -> None:
     before, counter = nn.Module.__call__, Counter()
     calls = ModuleCalls(counter)
+    calls.replace()
     calls.restore()
     calls.restore()
     model(X)
@@ -92,6 +94,7 @@ def test_restoring_ends_it(model: Any) -> None:
 def test_what_wraps_ours_stays(model: Any) -> None:
     before, counter = nn.Module.__call__, Counter()
     calls = ModuleCalls(counter)
+    calls.replace()
     ours = nn.Module.__call__
 
     def other(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -104,6 +107,7 @@ def test_what_wraps_ours_stays(model: Any) -> None:
         assert torch.equal(model(X), plain(model, X)) and counter.modules == []
         again = Counter()
         second = ModuleCalls(again)
+        second.replace()
         model(X)
         second.restore()
         assert again.modules[0] is model and nn.Module.__call__ is other
@@ -131,6 +135,7 @@ def test_a_compiled_model_is_one_graph(model: Any, backend: str, is_imported_bef
     before, known = nn.Module.__call__, nn_module.unpatched_nn_module_call
     counter = Counter()
     calls = ModuleCalls(counter)
+    calls.replace()
     try:
         if not is_imported_before:
             nn_module.unpatched_nn_module_call = nn.Module.__call__
@@ -177,6 +182,7 @@ def test_as_many_graphs_and_recompilations_as_without(kind: type, model: Any) ->
 
     without = count()
     calls = ModuleCalls(Counter())
+    calls.replace()
     try:
         assert count() == without
     finally:
@@ -232,6 +238,7 @@ def test_fx_traces_through_it(handler: Counter, model: Any) -> None:
 def test_restoring_in_a_trace_of_fx(model: Any) -> None:
     before, counter = nn.Module.__call__, Counter()
     calls = ModuleCalls(counter)
+    calls.replace()
 
     class Restores(nn.Module):
         def forward(self, x: Any) -> Any:

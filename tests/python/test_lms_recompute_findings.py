@@ -158,6 +158,38 @@ class AddsToArgument(Linear):
         return self.plain(x)
 
 
+class Kept:
+    """An object of the program, which is no module."""
+
+    of_all: Any = []  # noqa: RUF012, as programs have it
+
+    def __init__(self) -> None:
+        self.losses: list[Any] = []
+        self.latest: Any = None
+
+
+class KeepsInAList(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept()
+
+    def forward(self, x: Any) -> Any:
+        self.kept.losses.append(x.detach().sum())
+        return self.plain(x)
+
+
+class KeepsInAClass(KeepsInAList):
+    def forward(self, x: Any) -> Any:
+        self.kept.of_all.append(x.detach().sum())
+        return self.plain(x)
+
+
+class KeepsInAnObject(KeepsInAList):
+    def forward(self, x: Any) -> Any:
+        self.kept.latest = x.detach().sum()
+        return self.plain(x)
+
+
 class PythonRandom(Linear):
     def forward(self, x: Any) -> Any:
         return self.plain(x) * random.random()
@@ -201,8 +233,11 @@ FOUND = {
     WritesArgument: "its forward changes an argument or a tensor of the module in place",
     WritesAlias: f"{IN_PLACE} (mul_.Tensor)",
     Replaces: "its forward sets the attribute sums",
-    PythonRandom: "it draws random numbers of Python or NumPy",
-    NumpyRandom: "it draws random numbers of Python or NumPy",
+    KeepsInAList: "its forward changes what kept.losses contains",
+    KeepsInAClass: "its forward changes what kept.of_all contains",
+    KeepsInAnObject: "its forward changes an attribute of kept",
+    PythonRandom: "",
+    NumpyRandom: "",
 }
 
 

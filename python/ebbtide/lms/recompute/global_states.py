@@ -17,7 +17,9 @@ from ebbtide.torch_support.torch_names import find
 
 
 class RandomStates:
-    """torch's own generators of the CPU and of the devices that tensors are on, at construction."""
+    """The generators of torch, of the CPU and of the devices that tensors are on, of Python and of NumPy, at
+    construction.
+    """
 
     def __init__(self, tensors: list[Any]) -> None:
         import torch
@@ -25,6 +27,7 @@ class RandomStates:
         devices = sorted({tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}, key=str)
         self._cpu = torch.get_rng_state()
         self._devices = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+        self._others = OtherRandomStates()
 
     def restore(self) -> None:
         import torch
@@ -32,6 +35,7 @@ class RandomStates:
         torch.set_rng_state(self._cpu)
         for device, state in self._devices:
             torch.get_device_module(device).set_rng_state(state, device)
+        self._others.restore()
 
 
 class OtherRandomStates:
@@ -42,16 +46,33 @@ class OtherRandomStates:
 
     def have_moved(self) -> bool:
         """Importing NumPy is no draw."""
-        moved_numpy = self._numpy is not None and _numpy_state() != self._numpy
+        moved_numpy = self._numpy is not None and not _are_equal(_numpy_state(), self._numpy)
         return moved_numpy or random.getstate() != self._python
 
+    def restore(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
 
-def _numpy_state() -> tuple[Any, ...] | None:
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Draws the same numbers inside, and goes on afterwards where they are now."""
+        now = OtherRandomStates()
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+
+def _numpy_state() -> Any:
     numpy: Any = sys.modules.get("numpy.random")
-    if numpy is None:
-        return None
-    name, keys, *rest = numpy.get_state()
-    return name, keys.tobytes(), *rest
+    return None if numpy is None else numpy.get_state()
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Of NumPy's states, whose second entry is an array."""
+    return one[0] == other[0] and one[1].tobytes() == other[1].tobytes() and one[2:] == other[2:]
 
 
 def of_device(device: Any) -> Any:

@@ -22,7 +22,7 @@ Handler = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], A
 
 
 class ModuleCalls:
-    """From its construction until `restore`, each call of a module in eager code goes to the handler."""
+    """From `replace` until `restore`, each call of a module in eager code goes to the handler."""
 
     def __init__(self, handler: Handler) -> None:
         import torch
@@ -30,6 +30,11 @@ class ModuleCalls:
         self._handler: Handler | None = handler
         self._original = torch.nn.Module.__call__
         self._ours = self._make_call()
+
+    def replace(self) -> None:
+        """Puts ours in the place of torch's function."""
+        import torch
+
         torch.nn.Module.__call__ = self._ours
 
     def restore(self) -> None:

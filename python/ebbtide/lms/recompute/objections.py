@@ -95,7 +95,7 @@ def objection(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) 
     """Why this call can't be recomputed, as a sentence fragment for a report; "" if nothing speaks against it."""
     if problem := module_objection(module):
         return problem
-    structure = Structure(arguments, options)
+    structure = Structure(arguments, options, module)
     if structure.unknown:
         return structure.unknown
     parameters = [one for one in module.parameters() if one is not None]
@@ -114,10 +114,8 @@ def module_objection(module: Any) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=1024)
 def _objection_to_class(kind: type) -> str:
-    names = [base.__name__ for base in kind.__mro__]
-    return next((WRAPPERS[name] for name in names if name in WRAPPERS), "")
+    return next((WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS), "")
 
 
 def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> str:

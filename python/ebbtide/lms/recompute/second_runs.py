@@ -4,8 +4,7 @@ The second call is made with the tensors of the first, in the order of `torch.ut
 that backward wants is there. Rules for the caller:
 
 - An argument that the program changes in place before backward makes torch raise, also where a plain call saves nothing
-  of that argument and works. `versions` tells such a change: compare at the second run, and recompute such a call no
-  more.
+  of that argument and works. Its version tells.
 - A parameter or buffer that is changed in place in between raises as well.
 - `objections` and `trials` say which calls can't be repeated. What they can't see, and what they rely on: the
   attributes, arguments and generators of the module decide what it does. A forward that depends on a global of the
@@ -13,11 +12,12 @@ that backward wants is there. Rules for the caller:
 - A module that catches `Exception` in its forward catches torch's signal for the end of the second run.
 """
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ebbtide.lms.recompute.global_states import Switches
+from ebbtide.lms.recompute.global_states import OtherRandomStates, Switches
 from ebbtide.lms.recompute.module_states import ModuleState
 from ebbtide.lms.recompute.structures import Structure
 
@@ -37,16 +37,11 @@ def run(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[str, 
     """
     from torch.utils.checkpoint import checkpoint
 
-    structure = Structure(arguments, options)
+    structure = Structure(arguments, options, module)
     tensors, structure.tensors = structure.tensors, []
     repeated = _RepeatedCall(call, module, structure, on_second_run)
     repeated.original = arguments, options
     return checkpoint(repeated, *tensors, use_reentrant=False, preserve_rng_state=True)
-
-
-def versions(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[int, ...]:
-    """The version of each tensor among the arguments, in a fixed order."""
-    return tuple(tensor._version for tensor in Structure(arguments, options).tensors)
 
 
 class _RepeatedCall:
@@ -57,17 +52,22 @@ class _RepeatedCall:
         self._call, self._module, self._structure = call, module, structure
         self._on_second_run = on_second_run
         self._state, self._switches = ModuleState(module), Switches()
+        self._random: OtherRandomStates | None = None  # where the first run drew from them
 
     def __call__(self, *tensors: Any) -> Any:
         if self.original is not None:
             # The program's own containers, in case that the module adds something to them.
             (arguments, options), self.original = self.original, None
-            return self._call(self._module, *arguments, **options)
+            random = OtherRandomStates()
+            result = self._call(self._module, *arguments, **options)
+            self._random = random if random.have_moved() else None
+            return result
         if written := self._state.written():
             raise RuntimeError(
                 f"{written} of {type(self._module).__name__} was changed in place after the forward. Backward needs it "
                 "as it was, since ebbtide's LMS computes this module again: forbid that with recompute=False"
             )
         filled, named = self._structure.fill(list(tensors))
-        with self._on_second_run(), self._switches.restored(), self._state.restored():
+        same_numbers = self._random.again() if self._random is not None else contextlib.nullcontext()
+        with self._on_second_run(), self._switches.restored(), self._state.restored(), same_numbers:
             return self._call(self._module, *filled, **named)

@@ -4,6 +4,7 @@ A checkpoint shows the saved-tensor hooks outside only those tensors that it get
 a keyword would be held out of their sight, so that LMS could not evict it.
 """
 
+import copy
 import dataclasses
 import enum
 import numbers
@@ -17,6 +18,10 @@ MOST_NESTED = 32  # containers in each other; a container that holds itself is d
 class Structure:
     """The structure of positional arguments and keyword options, without their tensors.
 
+    Args:
+        module: that is called with them. A cache of keys and values, which it would add to a second time, is as it was
+            before the call in what `fill` makes.
+
     Attributes:
         tensors: each tensor once, however often it is passed: attention compares its arguments by identity. Clear it
             before the structure is kept, or it keeps them alive.
@@ -24,7 +29,8 @@ class Structure:
         unknown: the first argument that can't be taken apart, as a sentence fragment; "" if there is none.
     """
 
-    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any], module: Any = None) -> None:
+        self._module = module
         self.tensors: list[Any] = []
         self.leaves: list[int] = []
         self.unknown = ""
@@ -32,6 +38,7 @@ class Structure:
         self._arguments = [self._take(value, f"argument {index}") for index, value in enumerate(arguments)]
         self._options = {name: self._take(value, f"argument {name}") for name, value in options.items()}
         self._indices.clear()
+        self._module = None
 
     def fill(self, tensors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments and options with these tensors, in new containers."""
@@ -47,6 +54,10 @@ class Structure:
             if index == len(self.tensors):
                 self.tensors.append(value)
             return lambda tensors: tensors[index]
+        if is_growing_cache(value):
+            before = _copy_of_cache(value, self._module)
+            self.leaves.append(id(value))
+            return lambda tensors: _copy_of_cache(before, None)
         opened = None if is_immutable(value) else open_container(value)
         if opened is None or depth == MOST_NESTED:
             if not is_immutable(value):
@@ -66,6 +77,37 @@ def is_immutable(value: Any) -> bool:
     of_torch = (torch.dtype, torch.device, torch.layout, torch.memory_format)
     plain = (type(None), str, bytes, numbers.Number, enum.Enum, range, slice, type(...), type)
     return isinstance(value, (*plain, *of_torch))
+
+
+def is_growing_cache(value: Any) -> bool:
+    """Whether it is a cache that transformers hands to each layer, in training, too, and whose entries are replaced by
+    longer ones and not written in place."""
+    if not _is_of_transformers(value):
+        return False
+    parts = [part for part in vars(value).values() if _is_of_transformers(part)]
+    layers = vars(value).get("layers", [])
+    return all(type(layer).__name__.startswith("Dynamic") for layer in layers) and all(map(is_growing_cache, parts))
+
+
+def _is_of_transformers(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.startswith("transformers.") and hasattr(kind, "get_seq_length")
+
+
+def _copy_of_cache(cache: Any, module: Any) -> Any:
+    """With the same entries. Those of layers outside the module are left out, or the copy would keep them alive."""
+    modules = [] if module is None else module.modules()
+    places = {place for each in modules if isinstance(place := getattr(each, "layer_idx", None), int)}
+    made = copy.copy(cache)
+    for name, part in vars(cache).items():
+        if name == "layers":
+            layers = enumerate(part)
+            setattr(made, name, [copy.copy(each) if not places or at in places else None for at, each in layers])
+        elif _is_of_transformers(part):
+            setattr(made, name, _copy_of_cache(part, module))
+        elif type(part) in (list, dict, set):
+            setattr(made, name, copy.copy(part))
+    return made
 
 
 def open_container(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:

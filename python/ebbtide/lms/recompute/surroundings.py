@@ -1,4 +1,4 @@
-"""What a call may change beside its results: attributes, buffers, arguments, other generators of random numbers."""
+"""What a call may change beside its results: attributes, buffers, arguments."""
 
 import contextlib
 import operator
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbtide.lms.recompute import bits
-from ebbtide.lms.recompute.global_states import OtherRandomStates
 from ebbtide.lms.recompute.module_states import ModuleState
 from ebbtide.lms.recompute.structures import Structure
 from ebbtide.lms.recompute.watch import Findings, make_watch, storages_of
@@ -24,18 +23,16 @@ class Surroundings:
         attributes = [(path, name, value) for path, one in modules for name, value in vars(one).items()]
         self._module, self._arguments, self._leaves = ModuleState(module), structure.tensors, structure.leaves
         self._are_compiled = any(_is_compiled(one) for _, one in modules)
-        self._containers = [
-            (f"{path}.{name}".lstrip("."), value, _content(value))
-            for path, name, value in attributes
-            if isinstance(value, CONTAINERS)
-        ]
+        named = [(f"{path}.{name}".lstrip("."), value) for path, name, value in attributes]
+        self._objects = [(name, value, dict(vars(value))) for name, value in named if _is_plain_object(value)]
+        named += [(f"{path}.{name}", part) for path, one, _ in self._objects for name, part in _parts(one)]
+        self._containers = [(name, value, _content(value)) for name, value in named if isinstance(value, CONTAINERS)]
         # Neither parameters nor buffers, which the state of the module has.
         self._loose = [value for _, _, value in attributes if _is_tensor(value)]
         self._versions = [tensor._version for tensor in self._loose + self._arguments]
         # BatchNorm's kernels write buffers without a new version.
         small = [(name, buffer) for name, buffer in module.named_buffers() if buffer.nbytes <= MOST_COPIED_BYTES]
         self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in small]
-        self._random = OtherRandomStates()
 
     def change(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
         """What has been changed since, as a sentence fragment; "" if nothing."""
@@ -46,6 +43,9 @@ class Surroundings:
         for name, buffer, copy in self._buffers:
             if bits.difference(buffer.detach(), copy):
                 return f"its forward changes {name} in place"
+        for name, value, before in self._objects:
+            if (now := vars(value)).keys() != before.keys() or any(now[key] is not before[key] for key in now):
+                return f"its forward changes an attribute of {name}"
         for name, value, content in self._containers:
             now = _content(value)
             if len(now) != len(content) or not all(map(operator.is_, now, content)):
@@ -54,8 +54,6 @@ class Surroundings:
             return "its forward changes what an argument contains"
         if [tensor._version for tensor in self._loose + self._arguments] != self._versions:
             return "its forward changes an argument or a tensor of the module in place"
-        if self._random.have_moved():
-            return "it draws random numbers of Python or NumPy"
         return ""
 
     @contextlib.contextmanager
@@ -73,6 +71,19 @@ class Surroundings:
     def restore(self) -> None:
         """Puts back the attributes, in case that the second run ended in the middle."""
         self._module.restore()
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether it is an object of the program, or of a library, that may keep what a forward tells it."""
+    import torch
+
+    known = (torch.nn.Module, torch.Tensor, type)
+    return hasattr(value, "__dict__") and not isinstance(value, known) and not callable(value)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object and of its class."""
+    yield from [*vars(value).items(), *vars(type(value)).items()]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -26,7 +26,7 @@ def try_out(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[s
     Returns:
         What the first run returned, and why the call can't be recomputed, as a sentence fragment; "" if it can.
     """
-    structure = Structure(arguments, options)
+    structure = Structure(arguments, options, module)
     before, random_before = Surroundings(module, structure), RandomStates(structure.tensors)
     kept = [_keep(tensor) for tensor in structure.tensors]
     saved: list[Any] = []
@@ -42,9 +42,9 @@ def try_out(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[s
     random_before.restore()
     findings = Findings()
     try:
-        again, named = structure.fill([_kept(keeper) for keeper in kept])
+        filled, named = structure.fill([_kept(keeper) for keeper in kept])
         with _comparing(saved, findings), before.watched(findings):
-            result = call(module, *again, **named)
+            result = call(module, *filled, **named)
         findings.objection = findings.objection or _compare_results(output, result)
     except Stopped:
         pass
