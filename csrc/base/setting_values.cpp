@@ -58,6 +58,7 @@ std::string check_word(const SettingFacts& facts, std::string_view text, std::st
 }
 
 std::string check_size(const SettingFacts& facts, std::string_view text, std::string_view label) {
+  if (find_word(facts.values, "auto") >= 0 && text == "auto") return std::string(text);
   const ParsedSize size = parse_size(text.size() <= kLongestNumber ? text : std::string_view());
   switch (size.problem) {
     case SizeProblem::kForm: refuse(label, " must be a size like \"16GiB\" or \"512MiB\", not " + in_quotes(text));
@@ -75,7 +76,7 @@ std::string check_size(const SettingFacts& facts, std::string_view text, std::st
   }
   if (size.unit.empty() && size.number.find('.') != std::string_view::npos)
     refuse(label, " has no unit: write " + std::string(size.number) + "GiB, or whole bytes");
-  if (size.bytes == 0 && *facts.values != '\0') refuse(label, " must be more than 0 bytes");
+  if (size.bytes == 0 && find_word(facts.values, "1") >= 0) refuse(label, " must be more than 0 bytes");
   return std::to_string(size.bytes);
 }
 

@@ -146,6 +146,7 @@ NAMES: tuple[Name, ...] = (
     Name("_ops.OpOverload.has_kernel_for_dispatch_key", "tells views that may copy", ("",)),
     Name("_ops.OpOverload._schema", "an operation's name and arguments", is_of_instances=True),
     Name("_C._autograd._saved_tensors_hooks_is_enabled", "tells transforms of torch.func", ()),
+    Name("_C._autograd._profiler_enabled", "whether second runs get a range of their own", ()),
     Name("_C._FunctionBase", "what a custom function reads in backward"),
     # Tensors, storages and modules.
     Name("UntypedStorage._cdata", "the address of a storage's C++ object", is_of_instances=True),

@@ -33,7 +33,7 @@ class CheckedFollower {
     return storage;
   }
   void saved_again(uint64_t storage, uint64_t key, uint32_t call) {
-    follower.saved_again(storage, key, call);
+    follower.saved_again(storage, {.key = key, .call = call});
     check();
   }
   void became_free(uint64_t storage) {

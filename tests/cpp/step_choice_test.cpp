@@ -260,6 +260,32 @@ TEST(StepChoice, StatesLeaveWhereNothingElseMakesRoom) {
   EXPECT_EQ(choose(record, limits).state_bytes, state_bytes);
 }
 
+TEST(StepChoice, AForcedOneRecomputesWhatIsDemandedWhateverThatCosts) {
+  const StepRecord record = with_states(transformer_step(4096, 4096), uint64_t{1} << 30);
+  StepLimits limits = limits_at(record, 70);
+  limits.state_bytes = uint64_t{1} << 30;
+  const std::vector<Block> blocks = find_blocks(record, {});
+  const ForcedChoice forced{{record.calls[blocks[3].call].key, record.calls[blocks[5].call].key, 1}, uint64_t{1} << 20};
+  const StepChoice choice = choose_forced(record, limits, blocks, forced);
+  ASSERT_EQ(choice.recomputed.size(), 2u);
+  EXPECT_EQ(choice.recomputed[0].call, blocks[3].call);
+  EXPECT_EQ(choice.recomputed[1].call, blocks[5].call);
+  EXPECT_EQ(choice.state_bytes, uint64_t{1} << 20);
+  EXPECT_FALSE(choice.plan.departures.empty()) << "the rest leaves";
+  EXPECT_EQ(choose_forced(record, limits, blocks, {{}, uint64_t{1} << 40}).state_bytes, limits.state_bytes);
+}
+
+TEST(StepChoice, WhatShallStayDoesNotLeave) {
+  StepRecord record = transformer_step(1280, 12 * 1024);
+  const StepLimits limits = limits_at(record, 80);
+  const StepPlan before = make_plan(record, limits);
+  ASSERT_FALSE(before.departures.empty());
+  for (const Departure& departure : before.departures) record.storages[departure.storage].stays = true;
+  const StepPlan after = make_plan(record, limits);
+  EXPECT_FALSE(after.departures.empty()) << "others do";
+  for (const Departure& departure : after.departures) EXPECT_FALSE(record.storages[departure.storage].stays);
+}
+
 TEST(StepChoice, AThousandBlocksTakeLessThanTheirStep) {
   const StepRecord record = transformer_step(1280, 1024, 1000);
   const auto begin = std::chrono::steady_clock::now();

@@ -120,21 +120,21 @@ StepRecord of_model(StepRecord record, uint64_t model) {
 TEST(StepDeviation, AlternatingModelsAreKnownTogether) {
   CheckedFollower checked;
   std::vector<StepRecord> steps;
-  for (uint64_t model = 0; model < 5; ++model)
-    steps.push_back(of_model(transformer_step(512 << model, 1024, 8), model));
+  for (uint64_t model = 0; model < 9; ++model)
+    steps.push_back(of_model(transformer_step(128 << model, 1024, 8), model));
   const auto run = [&](size_t model) {
     return play(checked, steps[model], rules_at(at_limit(part_of_peak(steps[model], 70))));
   };
   for (int round = 0; round < 8; ++round) {
-    for (size_t model = 0; model < 4; ++model) {
+    for (size_t model = 0; model < 8; ++model) {
       const PlayedStep step = run(model);
       EXPECT_EQ(step.was_followed, round > 0);
       EXPECT_EQ(step.missing_bytes == 0, round > 0);
     }
   }
-  // A fifth one takes the place of the one that was followed longest ago.
+  // A ninth one takes the place of the one that was followed longest ago.
   EXPECT_TRUE(run(0).was_followed);
-  EXPECT_FALSE(run(4).was_followed);
+  EXPECT_FALSE(run(8).was_followed);
   EXPECT_TRUE(run(0).was_followed);
   EXPECT_FALSE(run(1).was_followed);
 }

@@ -217,7 +217,7 @@ def lms(saver: Any) -> Iterator[Any]:
     yield module
     module.enable = enable
     module.disable()
-    module.limit, module.min_size = None, "1MiB"
+    module.limit, module.min_size = "auto", "1MiB"
     gc.collect()
     saver.trim()
     assert module.stats()["host_bytes"] == 0

@@ -65,7 +65,7 @@ MAKERS = [small_output, large_output, loss_of_a_model, kept_graph, normalized_we
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@pytest.mark.parametrize("limit", [None, "200MiB"])
+@pytest.mark.parametrize("limit", ["auto", "200MiB"])
 def test_a_graph_dropped_without_backward_goes(lms, make, limit):
     scripted()  # it stays, so its weights are made outside large model support
     with lms.enable(limit=limit):

@@ -25,8 +25,8 @@ def test_settings_while_it_runs(lms, saver):
     assert (lms.enabled, lms.limit, lms.min_size) == (True, 64 * MIB, 2 * MIB)
     lms.limit, lms.min_size = "32MiB", 4096
     assert (lms.limit, lms.min_size, _core.query_device(0).limit_bytes) == (32 * MIB, 4096, 32 * MIB)
-    lms.limit = None
-    assert lms.limit is None
+    lms.limit = "auto"
+    assert lms.limit == "auto"
     lms.enabled = False
     assert not lms.enabled
     lms.enabled = True
@@ -198,7 +198,7 @@ def test_a_number_that_can_only_be_meant_in_another_unit_is_refused(lms, size):
             use(limit=size)
     with pytest.raises(ValueError, match="give a unit"):
         lms.enable(limit=str(size))
-    assert not lms.enabled and lms.limit is None
+    assert not lms.enabled and lms.limit == "auto"
 
 
 def test_small_limits_with_a_unit_and_0_are_kept_and_put_back(lms, monkeypatch):
@@ -355,6 +355,13 @@ def test_ibm_names(lms, monkeypatch):
 def test_another_word_for_recompute_is_refused(lms, wrong):
     with pytest.raises(TypeError, match="recompute must be 'auto', False, or a function"):
         lms.enable(limit="1GiB", recompute=wrong)
+    assert not lms.enabled
+
+
+@pytest.mark.parametrize("wrong", ["auto", None, 1])
+def test_another_word_for_evict_is_refused(lms, wrong):
+    with pytest.raises(TypeError, match="evict must be True, False, or a function"):
+        lms.enable(limit="1GiB", evict=wrong)
     assert not lms.enabled
 
 

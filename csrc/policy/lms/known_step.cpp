@@ -46,12 +46,14 @@ StepLimits KnownStep::with_margin(StepLimits limits) const {
 
 std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules) const {
   const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
+  if (rules.forced != nullptr) return {choose_forced(whole_, with_margin(rules.limits), blocks, *rules.forced)};
   return choose_steps(whole_, with_margin(rules.limits), blocks);
 }
 
 StepChoice KnownStep::choice_within(uint64_t limit_bytes) const {
   StepRules rules = rules_;
   rules.limits.limit_bytes = limit_bytes;
+  rules.forced.reset();
   return choices_for(rules).front();
 }
 
@@ -79,7 +81,7 @@ bool KnownStep::has_changed(const StepRules& rules) const {
     return std::max(one, other) - std::min(one, other) > before.limit_bytes / kOtherLimitPart;
   };
   if (is_other(before.limit_bytes, now.limit_bytes) || is_other(before.state_bytes, now.state_bytes)) return true;
-  if (rules.may_recompute != rules_.may_recompute) return true;
+  if (rules.may_recompute != rules_.may_recompute || rules.forced != rules_.forced) return true;
   const std::vector<Block>& recomputed = current().choice().recomputed;
   const auto is_forbidden = [&](const Block& block) {
     return rules.forbidden.contains(whole_.calls[block.call].module);

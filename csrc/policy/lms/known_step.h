@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <unordered_set>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct StepRules {
   StepLimits limits;
   std::unordered_set<uint64_t> forbidden;  // modules that can't be recomputed
   bool may_recompute = true;
-  bool is_timed = true;        // the times of the step that ends are those of the device
+  std::shared_ptr<const ForcedChoice> forced;  // null: the fastest choice is looked for
+  bool is_timed = true;                        // the times of the step that ends are those of the device
   bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
   uint64_t demand_bytes = 0;   // now, after the step and before the next one
   uint64_t least_limit_bytes = UINT64_MAX;  // when memory was short in the step

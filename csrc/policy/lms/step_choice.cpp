@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -43,6 +44,25 @@ std::vector<uint32_t> in_order(const std::vector<Block>& blocks, Order order) {
   return indices;
 }
 
+double state_seconds(uint64_t state_bytes, const StepLimits& limits) {
+  const double rate = std::min(limits.out_bytes_per_second, limits.in_bytes_per_second);
+  return state_bytes == 0 ? 0 : copy_seconds(state_bytes, rate) / std::max(limits.steps_per_update, 1.0);
+}
+
+StepChoice make_choice(const StepRecord& record, const StepLimits& limits, std::vector<Block> taken,
+                       uint64_t state_bytes) {
+  StepChoice choice;
+  choice.record = taken.empty() ? record : with_recomputation(record, taken);
+  choice.recomputed = std::move(taken);
+  choice.state_bytes = state_bytes;
+  choice.state_seconds = state_seconds(state_bytes, limits);
+  choice.plan = make_plan(choice.record, limits_of(limits, choice));
+  choice.seconds = forecast_seconds(choice.record, choice.plan, limits) + choice.state_seconds;
+  for (const Departure& departure : choice.plan.departures)
+    choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
+  return choice;
+}
+
 class Chooser {
  public:
   Chooser(const StepRecord& record, const StepLimits& limits, const std::vector<Block>& blocks)
@@ -53,7 +73,7 @@ class Chooser {
     const uint64_t parts = limits_.state_bytes > 0 ? kStateParts : 0;
     for (uint64_t part = 0; part <= parts; ++part) {
       state_bytes_ = part == parts ? limits_.state_bytes : limits_.state_bytes / parts * part;
-      if (part > 0 && is_lost(plain_seconds + state_seconds())) break;
+      if (part > 0 && is_lost(plain_seconds + state_seconds(state_bytes_, limits_))) break;
       if (try_blocks({}) && none_ && fits(*none_)) break;
       for (const Order order : {Order::kFirst, Order::kLast, Order::kSpread}) try_counts(in_order(blocks_, order));
     }
@@ -69,11 +89,6 @@ class Chooser {
       return best && excess(*best) == 0 && best->seconds <= seconds;
     };
     return beats(none_) || beats(some_) || beats(all_);
-  }
-
-  double state_seconds() const {
-    const double rate = std::min(limits_.out_bytes_per_second, limits_.in_bytes_per_second);
-    return state_bytes_ == 0 ? 0 : copy_seconds(state_bytes_, rate) / std::max(limits_.steps_per_update, 1.0);
   }
 
   // The best number of blocks is likely between two that were tried: it is looked for there in ever smaller steps.
@@ -99,15 +114,7 @@ class Chooser {
   // Whether it is the best of its kind so far.
   bool try_blocks(std::vector<Block> taken) {
     std::sort(taken.begin(), taken.end(), [](const Block& left, const Block& right) { return left.call < right.call; });
-    StepChoice choice;
-    choice.record = taken.empty() ? record_ : with_recomputation(record_, taken);
-    choice.state_bytes = state_bytes_;
-    choice.state_seconds = state_seconds();
-    choice.plan = make_plan(choice.record, limits_of(limits_, choice));
-    choice.seconds = forecast_seconds(choice.record, choice.plan, limits_) + choice.state_seconds;
-    for (const Departure& departure : choice.plan.departures)
-      choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
-    choice.recomputed = std::move(taken);
+    StepChoice choice = make_choice(record_, limits_, std::move(taken), state_bytes_);
     const size_t count = choice.recomputed.size();
     // Without evictions memory lies in fewer pieces, of which forecasts know nothing.
     if (limits_.has_pages && count > 0 && fits(choice) && (!unmoved_ || is_better(choice, *unmoved_)))
@@ -188,6 +195,14 @@ StepLimits limits_of(StepLimits limits, const StepChoice& choice) {
 std::vector<StepChoice> choose_steps(const StepRecord& record, const StepLimits& limits,
                                      const std::vector<Block>& blocks) {
   return Chooser(record, limits, blocks).choose();
+}
+
+StepChoice choose_forced(const StepRecord& record, const StepLimits& limits, const std::vector<Block>& blocks,
+                         const ForcedChoice& forced) {
+  std::vector<Block> taken;
+  std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(taken),
+               [&](const Block& block) { return forced.recomputed.contains(record.calls[block.call].key); });
+  return make_choice(record, limits, std::move(taken), std::min(forced.state_bytes, limits.state_bytes));
 }
 
 }  // namespace ebbtide::policy

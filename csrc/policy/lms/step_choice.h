@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
 #include "policy/lms/recomputation.h"
@@ -21,6 +22,12 @@ struct StepChoice {
   uint64_t moved_bytes = 0;  // to the host, of what the step saves
 };
 
+// What the program demands in place of the fastest choice.
+struct ForcedChoice {
+  std::unordered_set<uint64_t> recomputed;  // keys of calls
+  uint64_t state_bytes = 0;                 // as of a choice
+};
+
 // How long the step takes under the plan: the device computes, and copies run in both directions beside it. It waits
 // for copies out whose memory is given up, and for loads that are wanted.
 double forecast_seconds(const StepRecord& record, const StepPlan& plan, const StepLimits& limits);
@@ -33,5 +40,9 @@ StepLimits limits_of(StepLimits limits, const StepChoice& choice);
 // by less come before faster ones.
 std::vector<StepChoice> choose_steps(const StepRecord& record, const StepLimits& limits,
                                      const std::vector<Block>& blocks);
+
+// That which recomputes those of the blocks that are demanded.
+StepChoice choose_forced(const StepRecord& record, const StepLimits& limits, const std::vector<Block>& blocks,
+                         const ForcedChoice& forced);
 
 }  // namespace ebbtide::policy

@@ -6,7 +6,7 @@
 namespace ebbtide::policy {
 namespace {
 
-constexpr size_t kMostKnownSteps = 4;
+constexpr size_t kMostKnownSteps = 8;
 constexpr uint64_t kLateSteps = 16;
 // Where no more of them find room, a step is taken for another one if its first storage is no more than twice, or half,
 // as large.
@@ -52,7 +52,7 @@ uint64_t StepFollower::saved(const NewStorage& given, uint64_t demand_bytes, dou
   if (!note(StepEventKind::kSaved, index, demand_bytes, now)) return storage;
   const auto known_call = [&](uint32_t call) { return call < record_.calls.size() ? call : kNone; };
   const uint64_t size_bytes = std::min(given.size_bytes, kMostStorageBytes);
-  record_.storages.push_back({size_bytes, given.key, known_call(given.call), known_call(given.input_of)});
+  record_.storages.push_back({size_bytes, given.key, known_call(given.call), known_call(given.input_of), given.stays});
   if (known_call(given.call) != kNone) record_.saves.push_back({index, given.call});
   storages_.emplace_back();
   if (index == 0) {
@@ -66,14 +66,16 @@ uint64_t StepFollower::saved(const NewStorage& given, uint64_t demand_bytes, dou
   return storage;
 }
 
-void StepFollower::saved_again(uint64_t storage, uint64_t key, uint32_t call) {
+void StepFollower::saved_again(uint64_t storage, const NewStorage& named) {
   clear_actions();
   if (!is_of_this_step(storage)) return;
   const auto index = static_cast<uint32_t>(storage - first_storage_);
   RecordedStorage& saved = record_.storages[index];
-  saved.call = common_call(record_.calls, saved.call, call < record_.calls.size() ? call : kNone);
-  if (call < record_.calls.size() && record_.saves.size() < kMostStepEvents) record_.saves.push_back({index, call});
-  bind(storage, key);
+  const bool is_known = named.call < record_.calls.size();
+  saved.stays |= named.stays;
+  saved.call = common_call(record_.calls, saved.call, is_known ? named.call : kNone);
+  if (is_known && record_.saves.size() < kMostStepEvents) record_.saves.push_back({index, named.call});
+  bind(storage, named.key);
 }
 
 void StepFollower::saved_input(uint32_t call, uint64_t size_bytes) {

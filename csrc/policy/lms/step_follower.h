@@ -39,6 +39,7 @@ struct NewStorage {
   uint64_t size_bytes = 0;
   uint32_t call = kNone;      // as entered() returned them
   uint32_t input_of = kNone;  // the outermost call that got it as an argument
+  bool stays = false;         // no plan evicts it
 };
 
 class StepFollower {
@@ -52,7 +53,7 @@ class StepFollower {
   // The number of a new storage. It stays unique over the steps.
   uint64_t saved(const NewStorage& storage, uint64_t demand_bytes, double now);
   // Another call saved it, too; or the storage is an argument of a call that saved it.
-  void saved_again(uint64_t storage, uint64_t key, uint32_t call);
+  void saved_again(uint64_t storage, const NewStorage& named);
   void saved_input(uint32_t call, uint64_t size_bytes);
   // From now on only the graph refers to it.
   void became_free(uint64_t storage);

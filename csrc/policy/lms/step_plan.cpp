@@ -66,7 +66,9 @@ class Planner {
       seconds_[index] = latest;
       if (is_of_call(event.kind) || event.index >= open.size() || is_gone[event.index]) continue;
       uint32_t& gap = open[event.index];
-      if (event.kind == StepEventKind::kFree && gap == kNone && record_.storages[event.index].size_bytes > 0) {
+      const RecordedStorage& storage = record_.storages[event.index];
+      const bool may_leave = storage.size_bytes > 0 && !storage.stays;
+      if (event.kind == StepEventKind::kFree && gap == kNone && may_leave) {
         gap = gap_begins_[index] = static_cast<uint32_t>(gaps_.size());
         gaps_.push_back({.storage = event.index, .free_at = index, .release_at = kNoEvent, .end_at = event_count_});
       } else if (event.kind == StepEventKind::kWanted || event.kind == StepEventKind::kDropped) {

@@ -55,6 +55,7 @@ struct RecordedStorage {
   uint64_t key = 0;           // the call and the order within it: the same in each step
   uint32_t call = kNone;      // the innermost call around all that saved it
   uint32_t input_of = kNone;  // the outermost call that got it as an argument
+  bool stays = false;         // no plan evicts it
 };
 
 // The innermost call around one save of a storage.

@@ -66,6 +66,7 @@ void Ledger::allow_evictions(bool are_allowed) {
   {
     Lock lock(mutex_);
     are_evictions_allowed_ = are_allowed && !is_child_;
+    rest_.forget();
     if (are_allowed) return;
     moved_.wait(lock, [&] { return leaving_ == 0 && arriving_ == 0; });
     // What has begun to leave stays.
@@ -89,28 +90,37 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   await_marks(device);
   {
     const Lock lock(mutex_);
+    if (rest_.is_over() && by_age_.empty()) end_rest();
     auto& entry = by_storage_[storage.unsafeGetStorageImpl()];
     saved = entry.lock();
     // A storage that was resized since is another one. Neither leaves then, since each refers to it.
     if (saved != nullptr && (saved->size_bytes_ != storage.nbytes() || saved->address_ != storage.data()))
       other = std::exchange(saved, nullptr);
-    Steps& steps = saved == nullptr ? steps_now(device, used_bytes) : steps_[device.index()];
-    const policy::NewStorage named = name_storage(storage, steps, used_bytes);
-    if (saved == nullptr) {
+    const bool is_new = saved == nullptr;
+    if (is_new) {
       saved = std::make_shared<SavedStorage>(*this, storage, stream, ++last_number_);
       by_age_.emplace(saved->saved_, saved);
       entry = saved;
-      saved->number_ = steps.follower.saved(named, demand_bytes(used_bytes), now());
-      steps.storages.emplace(saved->number_, saved.get());
-      note_due(steps);
-    } else if (steps.storages.contains(saved->number_)) {
-      steps.follower.saved_again(saved->number_, named.key, named.call);
     }
-    watch(steps, *saved);
-    note_free(steps);
+    if (!rest_.is_on()) note_saved(*saved, is_new, used_bytes);
   }
   perform(device);
   return saved;
+}
+
+void Ledger::note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes) {
+  Steps& steps = is_new ? steps_now(saved.device_, used_bytes) : steps_[saved.device_.index()];
+  const policy::NewStorage named = name_storage(saved.storage_, steps, used_bytes);
+  saved.stays_ |= named.stays;
+  if (is_new) {
+    saved.number_ = steps.follower.saved(named, demand_bytes(used_bytes), now());
+    steps.storages.emplace(saved.number_, &saved);
+    note_due(steps);
+  } else if (steps.storages.contains(saved.number_)) {
+    steps.follower.saved_again(saved.number_, named);
+  }
+  watch(steps, saved);
+  note_free(steps);
 }
 
 // Called by the destructor: nobody else refers to it any more, but a weak reference may still be listed.
@@ -182,16 +192,16 @@ uint64_t Ledger::evict(uint64_t wanted_bytes, std::optional<c10::Device> only_fr
       problem_.clear();
     }
     while (true) {
-      Attempt attempt = evict_among(Candidates::kAll, wanted_bytes, only_from);
+      Attempt attempt = evict_among(Candidates::kMeant, wanted_bytes, only_from);
       if (attempt.freed_bytes == 0 && attempt.has_failed) {
         // The host may be full. It gets room from copies that nobody wants; and what was copied needs no more of it.
         reap(/*waits_for_all=*/true);
-        attempt = evict_among(Candidates::kAll, wanted_bytes, only_from);
+        attempt = evict_among(Candidates::kMeant, wanted_bytes, only_from);
         if (attempt.freed_bytes == 0 && attempt.has_failed)
           attempt = evict_among(Candidates::kCopied, wanted_bytes, only_from);
       }
       if (attempt.freed_bytes > 0) return attempt.freed_bytes;
-      if (!attempt.have_others_begun) return 0;
+      if (!attempt.have_others_begun) return evict_among(Candidates::kAll, wanted_bytes, only_from).freed_bytes;
       if (const uint64_t freed_bytes = await_others(attempt); freed_bytes > 0) return freed_bytes;
     }
   } catch (const std::bad_alloc&) {
@@ -206,7 +216,8 @@ void Ledger::look_for(Candidates which, std::optional<c10::Device> only_from, Ch
     found.storages.push_back(entry.lock());
     const SavedStorage* const saved = found.storages.back().get();
     const bool is_meant = saved != nullptr && (!only_from || saved->device_ == *only_from);
-    const bool is_free = is_meant && can_leave(*saved) && (which == Candidates::kAll || saved->transit_.host);
+    const bool is_free = is_meant && can_leave(*saved) && (which != Candidates::kMeant || !saved->stays_) &&
+                         (which != Candidates::kCopied || saved->transit_.host);
     found.numbers.push_back({is_free ? saved->size_bytes_ : 0, UINT64_MAX - number});
   }
 }
@@ -250,6 +261,8 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
     Steps& steps = steps_[device.index()];
+    steps.was_short = true;
+    rest_.fell_short();
     steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
     // What is held and not in use; in one piece also the room, if it would have been enough.
     const uint64_t used_here_bytes = used_bytes - std::min(used_bytes, side.elsewhere_bytes(device));

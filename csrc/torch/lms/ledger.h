@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "policy/lms/eviction.h"
+#include "policy/lms/rest.h"
 #include "policy/lms/step_follower.h"
 #include "torch/lms/device_side.h"
 #include "torch/lms/transfer.h"
@@ -66,6 +67,7 @@ class SavedStorage : public std::enable_shared_from_this<SavedStorage> {
   Transit transit_;
   uint64_t saved_;                // the order in which storages were saved: backward wants them in reverse
   uint64_t number_ = UINT64_MAX;  // in its device's steps
+  bool stays_ = false;            // it leaves only where an allocation would fail otherwise
 };
 
 struct Statistics {
@@ -114,6 +116,12 @@ class Ledger {
   // Of a module: whether it can't be recomputed, after all.
   void forbid_recomputation(uint64_t module, bool is_forbidden);
   void allow_recomputation(bool is_allowed);
+  // From the next step on, all steps have this choice. Null: the fastest one.
+  void force_choice(std::shared_ptr<const policy::ForcedChoice> forced);
+  // Whether steps may go on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be
+  // known.
+  void allow_rest(bool is_allowed);
+  bool is_resting() const { return rest_.is_on(); }
   // What plans take for the speed of the bus, both ways; 0: what copies show.
   void assume_rate(double bytes_per_second);
   // Chooses anew for the step that has just begun, without modules that were forbidden since.
@@ -128,6 +136,7 @@ class Ledger {
   // The modules that the latest step's choice recomputes.
   struct BlockReport {
     uint64_t module;
+    uint64_t key;
     uint64_t bytes;
     double seconds;
   };
@@ -158,8 +167,10 @@ class Ledger {
     std::unordered_map<uint64_t, uint64_t> calls;          // of each module in this step
     std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
     uint64_t least_limit_bytes = UINT64_MAX;               // when memory was short
+    uint64_t evicted_before_bytes = 0;                     // ever, before it
     bool was_wanted = false;
     bool was_disturbed = false;
+    bool was_short = false;
     bool is_choice_new = false;    // and no call was told of it
     uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory, without states
     uint64_t state_bytes = 0;      // of the latest plan: of optimizer states, wherever they lie
@@ -171,7 +182,7 @@ class Ledger {
     void add(const Rate& other);
   };
 
-  enum class Candidates { kAll, kCopied };
+  enum class Candidates { kMeant, kCopied, kAll };  // without those that the program wants to stay
   struct Choice {
     std::vector<std::shared_ptr<SavedStorage>> storages;  // outlive the lock: the last reference may be among them
     std::vector<policy::Evictable> numbers;               // size 0: can't leave
@@ -208,6 +219,9 @@ class Ledger {
   // After the end of the last step, if that is due.
   Steps& steps_now(c10::Device device, uint64_t used_bytes);
   void end_step(c10::Device device, Steps& steps, uint64_t used_bytes);
+  bool did_fit(const Steps& steps) const;
+  void begin_anew(Steps& steps) const;
+  void end_rest();
   void note_elsewhere(c10::Device device, Steps& steps) const;
   bool send_planned_states();
   static void set_times(Steps& steps);
@@ -222,6 +236,7 @@ class Ledger {
   void perform(c10::Device device) noexcept;
 
   // ledger_calls.cpp
+  void note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes);
   policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);
   void renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes);
   void mark(c10::Device device, Steps& steps);
@@ -236,6 +251,9 @@ class Ledger {
   uint64_t steps_since_update_ = 0, steps_per_update_ = 1;  // updates by optimizers
   std::unordered_set<uint64_t> forbidden_;                  // modules that can't be recomputed
   bool may_recompute_ = false;
+  std::shared_ptr<const policy::ForcedChoice> forced_;
+  policy::Rest rest_;
+  bool may_rest_ = true;
   double assumed_rate_ = 0;
   std::vector<Transit> retired_;  // whose copies may still be under way, and whose bytes nobody wants
   uint64_t last_number_ = 0;

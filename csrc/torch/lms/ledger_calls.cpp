@@ -106,7 +106,10 @@ policy::NewStorage Ledger::name_storage(const c10::Storage& storage, Steps& step
     receiver = &frame;
     place = at;
   }
-  if (!frames.empty()) named.call = frames.back().index;
+  if (!frames.empty()) {
+    named.call = frames.back().index;
+    named.stays = std::any_of(frames.begin(), frames.end(), [](const CallFrame& frame) { return frame.keeps; });
+  }
   if (receiver != nullptr) {
     named.input_of = receiver->index;
     named.key = policy::mix(policy::mix(receiver->key ^ 1) + place);
@@ -142,6 +145,11 @@ void Ledger::allow_recomputation(bool is_allowed) {
   may_recompute_ = is_allowed;
 }
 
+void Ledger::force_choice(std::shared_ptr<const policy::ForcedChoice> forced) {
+  const Lock lock(mutex_);
+  forced_ = std::move(forced);
+}
+
 void Ledger::disturb_step() {
   const Lock lock(mutex_);
   for (auto& [device, steps] : steps_) steps.was_disturbed = true;
@@ -153,8 +161,10 @@ std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
   for (const auto& [device, steps] : steps_) {
     const policy::StepChoice* const choice = steps.follower.latest_choice();
     if (choice == nullptr) continue;
-    for (const policy::Block& block : choice->recomputed)
-      found.push_back({choice->record.calls[block.call].module, block.dropped_bytes, block.forward_seconds});
+    for (const policy::Block& block : choice->recomputed) {
+      const policy::ModuleCall& call = choice->record.calls[block.call];
+      found.push_back({call.module, call.key, block.dropped_bytes, block.forward_seconds});
+    }
   }
   return found;
 }

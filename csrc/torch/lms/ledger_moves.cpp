@@ -1,4 +1,5 @@
 // How saved storages leave the device and come back: the ledger's moves.
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ void Ledger::load(Lock& lock, SavedStorage& saved, c10::Stream stream, bool is_a
   Transit arrival;
   std::exception_ptr failure;
   try {
+    RECORD_USER_SCOPE("ebbtide::load");
     c10::DataPtr data = side.allocate(saved.device_, saved.size_bytes_);
     returned = c10::Storage(c10::Storage::use_byte_size_t(), saved.size_bytes_, std::move(data),
                             c10::GetAllocator(saved.device_.type()), /*resizable=*/true);
@@ -132,6 +134,7 @@ bool Ledger::send_away(Lock& lock, SavedStorage& saved) noexcept {
   double seconds = 0;
   bool has_left = false;
   try {
+    RECORD_USER_SCOPE("ebbtide::evict");
     if (!transit.copy) {
       transit.host = HostMemory::take(side.number_of(saved.device_), saved.size_bytes_, &problem);
       if (transit.host)

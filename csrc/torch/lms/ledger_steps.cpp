@@ -13,6 +13,7 @@
 #include "torch/lms/ledger.h"
 #include "torch/lms/optimizer_states.h"
 #include "torch/lms/packed.h"
+#include "torch/lms/weights.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -76,6 +77,7 @@ void Ledger::await_marks(c10::Device device) {
 // learned.
 void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
   if (steps.was_wanted) {
+    if (may_rest_) rest_.step_ended(did_fit(steps));
     ++steps_since_update_;
     note_elsewhere(device, steps);
     set_times(steps);
@@ -88,12 +90,39 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
   } else {
     steps.follower.abandon_step();
   }
+  begin_anew(steps);
+}
+
+void Ledger::begin_anew(Steps& steps) const {
   steps.due = {};
   steps.postponed.clear();
   steps.calls.clear();
   steps.marks.clear();
-  steps.was_wanted = steps.was_disturbed = false;
+  steps.was_wanted = steps.was_disturbed = steps.was_short = false;
   steps.least_limit_bytes = UINT64_MAX;
+  steps.evicted_before_bytes = ever_evicted_bytes_;
+}
+
+// Whether nothing had to leave or to be computed again.
+bool Ledger::did_fit(const Steps& steps) const {
+  const policy::StepChoice* const choice = steps.follower.choice();
+  const bool is_free = choice == nullptr || (choice->recomputed.empty() && choice->plan.actions.empty());
+  const uint64_t away_bytes = statistics_.host_bytes + OptimizerStates::host_bytes() + Weights::host_bytes();
+  return is_free && !steps.was_short && away_bytes == 0 && steps.evicted_before_bytes == ever_evicted_bytes_;
+}
+
+void Ledger::allow_rest(bool is_allowed) {
+  const Lock lock(mutex_);
+  may_rest_ = is_allowed;
+  rest_.forget();
+}
+
+void Ledger::end_rest() {
+  rest_.end();
+  for (auto& [device, steps] : steps_) {
+    steps.follower.abandon_step();
+    begin_anew(steps);
+  }
 }
 
 // Memory of tags that lies on the host leaves as much of the limit to the rest. A little more of it is no reason for
@@ -136,6 +165,7 @@ policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) cons
                      static_cast<double>(steps_per_update_), side_of(device).has_pages()},
           .forbidden = forbidden_,
           .may_recompute = may_recompute_,
+          .forced = forced_,
           .is_timed = steps.marks.size() > 1,
           .was_disturbed = steps.was_disturbed};
 }

@@ -4,7 +4,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -22,7 +25,10 @@ namespace ebbtide::lms {
 namespace {
 
 // Backward, and the second runs of checkpoints in it, are none of the calls that name what a step saves.
-bool is_followed() { return at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() == -1; }
+bool is_followed() {
+  return at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() == -1 &&
+         !Ledger::instance().is_resting();
+}
 
 constexpr int kMostNesting = 4;  // of containers in arguments
 
@@ -92,8 +98,9 @@ std::vector<CallFrame>& open_calls() {
   return frames;
 }
 
-CallScope::CallScope(const py::handle& module, const py::tuple& arguments, const py::dict& options) {
+CallScope::CallScope(const py::handle& module, const py::tuple& arguments, const py::dict& options, bool keeps) {
   if (!is_followed()) return;
+  frame_.keeps = keeps;
   const KnownModule& made = known(module);
   frame_.module = made.number;
   frame_.kind = made.kind;
@@ -168,8 +175,8 @@ void add_calls(py::module_& module) {
   add_reports(module);
   const auto ledger = []() -> Ledger& { return Ledger::instance(); };
   py::class_<CallScope>(module, "CallScope")
-      .def(py::init<const py::handle&, const py::tuple&, const py::dict&>(), py::arg("module"), py::arg("arguments"),
-           py::arg("options"))
+      .def(py::init<const py::handle&, const py::tuple&, const py::dict&, bool>(), py::arg("module"),
+           py::arg("arguments"), py::arg("options"), py::arg("keeps"))
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
   module.def(
@@ -191,7 +198,25 @@ void add_calls(py::module_& module) {
       "keeps_graph", [] { return torch::autograd::get_current_graph_task_keep_graph(); },
       "Whether the backward that this thread runs keeps its graph for another one.");
   module.def(
+      "force_choice",
+      [=](const std::vector<uint64_t>& keys, uint64_t state_bytes) {
+        ledger().force_choice(std::make_shared<const policy::ForcedChoice>(
+            policy::ForcedChoice{{keys.begin(), keys.end()}, state_bytes}));
+      },
+      py::arg("recomputed_keys"), py::arg("state_bytes"));
+  module.def("free_choice", [=] { ledger().force_choice(nullptr); });
+  module.def(
+      "chosen_calls",
+      [=] {
+        py::list found;
+        for (const auto& block : ledger().recomputed_blocks()) found.append(py::make_tuple(block.module, block.key));
+        return found;
+      },
+      "What the latest step's choice recomputes: (module, key of the call).");
+  module.def(
       "allow_recomputation", [=](bool is_allowed) { ledger().allow_recomputation(is_allowed); }, py::arg("is_allowed"));
+  module.def("is_resting", [=] { return ledger().is_resting(); }, "Whether steps have fitted, and are not followed.");
+  module.def("allow_rest", [=](bool is_allowed) { ledger().allow_rest(is_allowed); }, py::arg("is_allowed"));
   module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);
   module.attr("NEW_CHOICE") = static_cast<uint32_t>(Ledger::kNewChoice);
   module.def(

@@ -17,6 +17,7 @@ struct CallFrame {
   uint64_t module = 0;
   uint64_t kind = 0;  // equal for modules that are built alike
   uint64_t key = 0;
+  bool keeps = false;          // no plan evicts what is saved in it
   uint64_t step = UINT64_MAX;  // in which index is valid, on this device
   c10::Device device = c10::DeviceType::CPU;
   uint32_t index = policy::kNone;
@@ -33,7 +34,9 @@ std::vector<CallFrame>& open_calls();
 // For a `with` around the call of a module. Both ends are C, so that no interrupt comes between them and the block.
 class CallScope {
  public:
-  CallScope(const pybind11::handle& module, const pybind11::tuple& arguments, const pybind11::dict& options);
+  // keeps: no plan evicts what is saved in the call.
+  CallScope(const pybind11::handle& module, const pybind11::tuple& arguments, const pybind11::dict& options,
+            bool keeps);
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
   ~CallScope() { leave(); }

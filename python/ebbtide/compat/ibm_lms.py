@@ -72,7 +72,8 @@ def set_limit_lms(limit: int) -> None:
 
 def get_limit_lms() -> int:
     """The limit in bytes; 0 where there is none."""
-    return control.limit() or 0
+    limit = control.limit()
+    return 0 if isinstance(limit, str) else limit
 
 
 def set_size_lms(size: int) -> None:

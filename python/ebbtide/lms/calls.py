@@ -7,16 +7,23 @@ costs nothing: later it would be an error, or a wrong gradient.
 """
 
 import contextlib
+import json
+import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
+from ebbtide import torch_extension
+from ebbtide.errors import StateError
 from ebbtide.lms import weights
 from ebbtide.lms.recompute.module_calls import ModuleCalls
+from ebbtide.lms.recompute.module_states import ModuleState
 from ebbtide.lms.recompute.objections import may_decide, module_objection, objection
-from ebbtide.lms.recompute.second_runs import run, versions
-from ebbtide.lms.recompute.structures import tensors_in
+from ebbtide.lms.recompute.second_runs import run
+from ebbtide.lms.recompute.structures import Structure, tensors_in
 from ebbtide.lms.recompute.trials import try_out
+from ebbtide.torch_support.torch_names import find
 
 # They save what they are given, and hardly anything that recomputing would drop.
 _LAYERS = {
@@ -33,6 +40,7 @@ _LAYERS = {
         "sparse",
     )
 }
+_PLAN_FORMAT = "ebbtide.lms plan 1"
 _FORBIDDEN = "the program forbids it"
 _UNHASHABLE = "a module of it can't be hashed"
 _KEPT_GRAPH = "its graph is kept for another backward, with all that was computed again"
@@ -43,6 +51,7 @@ class _State:
         self.calls: ModuleCalls | None = None  # while LMS is on
         self.blocks: Blocks | None = None  # since LMS was on for the first time
         self.names_layers = False
+        self.may_evict: Callable[[Any], bool] | None = None  # None: whatever a module saves
 
 
 _now = _State()
@@ -53,14 +62,15 @@ def install(extension: Any) -> None:
     import torch
 
     _now.blocks = blocks = Blocks(extension)
-    is_grad_enabled = torch.is_grad_enabled
+    is_grad_enabled, is_resting = torch.is_grad_enabled, extension.is_resting
 
     def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
         is_layer = type(module).__module__ in _LAYERS and not module._modules
-        # The call around such a layer names what it saves, unless the program says which modules are recomputed.
-        if not is_grad_enabled() or (is_layer and not _now.names_layers):
+        # The call around such a layer names what it saves, unless the program says which modules are meant.
+        if not is_grad_enabled() or (is_layer and not _now.names_layers) or is_resting():
             return call(module, *arguments, **options)
-        with extension.CallScope(module, arguments, options) as told:
+        keeps = _now.may_evict is not None and not _now.may_evict(module)
+        with extension.CallScope(module, arguments, options, keeps) as told:
             if told:
                 return blocks.call(told, call, module, arguments, options)
             return call(module, *arguments, **options)
@@ -75,7 +85,8 @@ def install(extension: Any) -> None:
         finally:
             weights.after_call(extension)
 
-    _now.calls = ModuleCalls(handle)
+    _now.calls = ModuleCalls(handle)  # noted first, so that an interrupt leaves nothing that `remove` does not end
+    _now.calls.replace()
 
 
 def remove() -> None:
@@ -85,15 +96,66 @@ def remove() -> None:
         _now.calls = None
 
 
-def allow(may_recompute: Callable[[Any], bool], names_layers: bool) -> None:
-    """Which modules the program allows to be recomputed. Those that were refused before are asked anew.
+Rule = Literal["auto"] | bool | Callable[[Any], bool]
 
-    Args:
-        names_layers: also torch's own layers.
-    """
+
+def allow(recompute: Rule, evict: Rule) -> None:
+    """Which modules may be recomputed, and of which ones what they save may be evicted. Those that were refused before
+    are asked anew."""
     assert _now.blocks is not None
-    _now.names_layers = names_layers
-    _now.blocks.allow(may_recompute)
+    _now.names_layers = callable(recompute) or callable(evict)
+    _now.may_evict = evict if callable(evict) else None if evict else lambda _: False
+    _now.blocks.allow(recompute if callable(recompute) else lambda _: bool(recompute))
+
+
+class Plan(NamedTuple):
+    """What is recomputed, and what lies on the host, in each step."""
+
+    calls: tuple[int, ...] = ()  # their keys, which are the same in each run of a program
+    state_bytes: int = 0  # of optimizer states
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """What `save_plan` wrote.
+
+    Raises:
+        ValueError: the file holds something else.
+        OSError: it can't be read.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+        if found["format"] != _PLAN_FORMAT:
+            raise ValueError(f"its format is {found['format']!r}, not {_PLAN_FORMAT!r}")
+        return Plan(tuple(int(call["key"], 16) for call in found["recompute"]), int(found["state_bytes"]))
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{os.fspath(path)} is no plan that ebbtide.lms.save_plan wrote: {error}") from None
+
+
+def save_plan(path: str | os.PathLike[str]) -> None:
+    """Writes what the latest step recomputed and had on the host of optimizer states, for `enable(plan=path)`.
+
+        ebbtide.lms.save_plan("plan.json")
+
+    Another run of the same program then decides alike, whatever times it measures. Evictions follow from the limit and
+    from what the program saves.
+
+    Raises:
+        StateError: no step has ended under large model support.
+        OSError: the file can't be written.
+    """
+    extension = None if _now.blocks is None else torch_extension.load("_lms")
+    if extension is None or extension.step_report() is None:
+        raise StateError("there is no plan yet: save it after some steps under ebbtide.lms.enable")
+    recomputed = [
+        {"module": extension.module_class(number), "key": f"{key:x}"} for number, key in extension.chosen_calls()
+    ]
+    found = {
+        "format": _PLAN_FORMAT,
+        "state_bytes": extension.planned_state_bytes() or 0,
+        "recompute": recomputed,
+    }
+    Path(path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 def recomputed() -> list[tuple[str, int, float]]:
@@ -190,37 +252,48 @@ class Blocks:
         list those."""
         try:
             if (structure := self._structures.get(module)) is None:
-                structure = self._structures[module] = tuple((name, type(one)) for name, one in module.named_modules())
+                # Weakly: some libraries make a class for each instance, which would hold it.
+                classes = ((name, weakref.ref(type(one))) for name, one in module.named_modules())
+                structure = self._structures[module] = tuple(classes)
             return structure, tuple(one.training for one in module.modules())
         except TypeError:
             return None
 
     def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        options = _without_caches(module, options)
         kind = self._kind_of(module)
-        reason = _FORBIDDEN if not self._may_recompute(module) else _UNHASHABLE if kind is None else ""
-        reason = reason or self._verdicts.get(kind, "")
-        if reason := reason or objection(module, arguments, options):
+        if reason := self._module_reason(module):
+            self._refuse(module, reason)
+        elif reason := objection(module, arguments, options):
+            self._verdicts[kind] = reason  # likely of all calls of such modules
             self._refuse(module, reason)
         elif kind in self._verdicts:
             return run(call, module, arguments, options, lambda: self._second_run(module))
-        else:
+        elif kind not in self._trials:
             self._extension.disturb_step()
-            if kind not in self._trials:
-                return self._try(kind, call, module, arguments, options)
+            return self._try(kind, call, module, arguments, options)
+        # What it saves is no growth of the step: it was to be dropped.
+        self._extension.disturb_step()
         return call(module, *arguments, **options)
 
     @contextlib.contextmanager
     def _second_run(self, module: Any) -> Iterator[None]:
+        from torch.profiler import record_function
+
         if self._extension.keeps_graph():
+            self._verdicts[self._kind_of(module)] = _KEPT_GRAPH
             self._refuse(module, _KEPT_GRAPH)
+        is_profiled = find("_C._autograd._profiler_enabled")()
+        name = f"ebbtide::recompute {type(module).__name__}"
         try:
-            yield
+            with record_function(name) if is_profiled else contextlib.nullcontext():
+                yield
         finally:  # torch ends a second run by an exception, as soon as all that backward wants is there
             self._extension.note_demand()
 
     def _try(self, kind: Any, call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        before = versions(arguments, options)
+        # Without the arguments themselves: a cache among them gets tensors that depend on this call, and its hook.
+        tensors, state = Structure(arguments, options, module).tensors, ModuleState(module)
+        before = [tensor._version for tensor in tensors]
         output, reason = try_out(call, module, arguments, options)
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if reason := reason or ("" if wanted else "what it returns needs no gradient"):
@@ -232,9 +305,11 @@ class Blocks:
             if self._trials.pop(kind, None) is None:
                 return
             if self._extension.keeps_graph():
-                self._refuse(module, _KEPT_GRAPH)
-            elif versions(arguments, options) != before:
+                self._verdicts[kind] = _KEPT_GRAPH
+            elif [tensor._version for tensor in tensors] != before:
                 self._verdicts[kind] = "an argument is changed in place after the call"
+            elif written := state.written():
+                self._verdicts[kind] = f"{written} is changed in place after the call"
             else:
                 self._verdicts[kind] = ""
 
@@ -242,19 +317,3 @@ class Blocks:
         self._trials[kind] = weakref.ref(on_backward, lambda _: self._trials.pop(kind, None))
         wanted[0].register_hook(on_backward)
         return output
-
-
-def _without_caches(module: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """transformers hands an empty cache of keys and values to each layer in training, too, which adds to it. Its own
-    checkpoints leave it out, in these words.
-    """
-    if not any(base.__name__ == "GradientCheckpointingLayer" for base in type(module).__mro__):
-        return options
-    places = [place for each in module.modules() if isinstance(place := getattr(each, "layer_idx", None), int)]
-    changed = dict(options)
-    for name in ("past_key_values", "past_key_value", "layer_past"):
-        cache = options.get(name)
-        if cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length(*places[:1]) == 0:
-            changed[name] = None
-            changed.update({"use_cache": False} if "use_cache" in options else {})
-    return changed

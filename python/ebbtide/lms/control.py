@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+import os
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -22,37 +22,29 @@ DEFAULT_MIN_SIZE = 1 << 20
 _lock = make_lock()
 
 
-class _Settings:
-    """What `enable` was told, and what it must undo."""
+class _Given(NamedTuple):
+    """What `enable` was told, in bytes."""
+
+    limit: int | None = None  # None: "auto"
+    min_size: int = DEFAULT_MIN_SIZE
+    host_limit: int | None = None
+    recompute: calls.Rule = "auto"
+    evict: calls.Rule = True
+    overflow: bool = False
+    plan: calls.Plan | None = None
+
+
+class _State:
+    """What holds, and what `disable` must undo."""
 
     def __init__(self) -> None:
         self.is_on = False
-        self.limit: int | None = None
-        self.allowed: int | None = None  # what it means on this device; None: nothing limits
-        self.min_size = DEFAULT_MIN_SIZE
-        self.host_limit: int | None = None
-        self.recompute: Recompute = "auto"
-        self.overflow = False
+        self.given = _Given()
+        self.allowed: int | None = None  # what the limit means on this device; None: nothing limits
         self.device: Device | None = None  # while LMS is on, or could not be turned off whole
 
-    def given(self) -> "_Given":
-        return _Given(self.limit, self.min_size, self.host_limit, self.recompute, self.overflow)
 
-
-_now = _Settings()
-
-
-Recompute = Literal["auto"] | bool | Callable[[Any], bool]
-
-
-class _Given(NamedTuple):
-    """Of a call of `enable`, in bytes."""
-
-    limit: int | None
-    min_size: int
-    host_limit: int | None
-    recompute: Recompute
-    overflow: bool
+_now = _State()
 
 
 class Enabled:
@@ -84,16 +76,18 @@ class Enabled:
                 raise
 
     def __repr__(self) -> str:
-        limit = "the device" if _now.limit is None else format_size(_now.limit)
+        limit = "auto" if _now.given.limit is None else format_size(_now.given.limit)
         return f"<ebbtide.lms: on, limit {limit}>" if _now.is_on else "<ebbtide.lms: off>"
 
 
 def enable(
-    limit: str | int | None = None,
+    limit: str | int = "auto",
     min_size: str | int = "1MiB",
     host_limit: str | int | None = None,
-    recompute: Recompute = "auto",
+    recompute: calls.Rule = "auto",
+    evict: calls.Rule = True,
     overflow: bool = False,
+    plan: str | os.PathLike[str] | None = None,
 ) -> Enabled:
     """Turns large model support on, in all threads. If it is on, the call changes the settings.
 
@@ -101,23 +95,28 @@ def enable(
 
     Args:
         limit: the most device memory ("16GiB", or bytes above 2**20) that torch and ebbtide may hold on each device,
-            cached memory included. None: all that a GPU gives; on the simulated device its memory less 512 MiB, or less
-            a sixteenth where that is less. 0: what is saved for backward leaves as soon as nothing else uses it.
+            cached memory included. "auto": what is free now and what they hold, less 512 MiB, or less a sixteenth of
+            the device where that is less. 0: what is saved for backward leaves as soon as nothing else uses it.
         min_size: tensors with less storage ("1MiB" or bytes) stay on the device.
         host_limit: the most host memory that ebbtide may hold meanwhile, beside the host_limit of `saver.configure`:
             the lower one holds. None: that one alone.
         recompute: which calls of modules may run a second time in backward, in place of keeping or evicting what they
             save, where that is faster. "auto": those that a trial has shown to give the same bits. False: none. A
             function: those modules for which it returns True, after the same trial.
+        evict: of which modules what they save for backward may leave. True: of all. False: of none. A function: of
+            those for which it returns True, and that lie in no other for which it does not. The rest leaves only where
+            an allocation would fail otherwise, as in the first steps, which have no plan.
         overflow: where nothing can leave any more, what is allocated lies on the host in place of an OutOfMemoryError.
             The device uses it over the bus, which is slow. Not inside a `saver.region`, and not during a capture.
+        plan: a file of `save_plan`. Steps recompute what it says, and nothing is measured, so that runs decide alike.
 
     Returns:
         A context manager. At its end LMS is off again if this call turned it on, and has its earlier settings if it
         was on. Without `with`, LMS stays on until `disable()`.
 
     Raises:
-        TypeError, ValueError: malformed sizes; nothing is changed.
+        TypeError, ValueError: malformed sizes, or a file that holds no plan; nothing is changed.
+        OSError: the plan can't be read.
         StateError: torch before 2.11, a forked child, a transform of torch.func around the call that turns
             LMS on, or a system that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
@@ -126,49 +125,54 @@ def enable(
     host = None if host_limit is None else parse_size(host_limit, "host_limit")
     if recompute not in ("auto", True, False) and not callable(recompute):
         raise TypeError(f"recompute must be 'auto', False, or a function of a module, not {recompute!r}")
+    if not isinstance(evict, bool) and not callable(evict):
+        raise TypeError(f"evict must be True, False, or a function of a module, not {evict!r}")
     if not isinstance(overflow, bool):
         raise TypeError(f"overflow must be True or False, not {overflow!r}")
-    return _enable(_Given(parse_limit(limit), least, host, recompute, overflow))
+    forced = None if plan is None else calls.read_plan(plan)
+    return _enable(_Given(parse_limit(limit), least, host, recompute, evict, overflow, forced))
 
 
 def _enable(given: _Given) -> Enabled:
-    wanted, least, host, recompute, overflow = given
     if driver_choice.is_off():
         return Enabled(given, None)
     startup.backend()  # imports torch; under `ebbtide run --lms` that import enables LMS by itself
     with _lock:
         was_off = not _now.is_on
-        before = None if was_off else _now.given()
+        before = None if was_off else _now.given
         try:
             if was_off:
                 _turn_on()
-            _apply_device_limit(wanted)
+            _apply_device_limit(given.limit)
             if was_off:
                 assert _now.device is not None
                 _now.device.reset_peaks()  # what was held before is gone
-            _core.set_lms_host_limit(_core.UNLIMITED if host is None else host)
+            _core.set_lms_host_limit(_core.UNLIMITED if given.host_limit is None else given.host_limit)
         except BaseException:
             if was_off and was_used():
                 _turn_off()
             raise
-        _now.min_size, _now.host_limit, _now.recompute, _now.overflow = least, host, recompute, overflow
+        _now.given = given
         assert _now.device is not None
         take = functools.partial(devices.take_overflow, _now.device, _extension())
-        _extension().set_overflow(take if overflow else None)
+        _extension().set_overflow(take if given.overflow else None)
         _apply_rules()
-        _apply_recompute()
+        calls.allow(given.recompute, given.evict)
+        _extension().allow_recomputation(given.recompute is not False)
+        _extension().allow_rest(given.evict is True)
+        _extension().free_choice() if given.plan is None else _extension().force_choice(*given.plan)
     if logs.is_enabled():
-        logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", wanted, least, host))
+        logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", given))
     return Enabled(given, before)
 
 
-def parse_limit(value: str | int | None) -> int | None:
-    """A limit in bytes.
+def parse_limit(value: str | int) -> int | None:
+    """A limit in bytes; None: "auto".
 
     Raises:
         ValueError: a number of bytes that can only be meant in another unit.
     """
-    limit = None if value is None else parse_size(value, "limit")
+    limit = None if value == "auto" else parse_size(value, "limit")
     has_unit = isinstance(value, str) and not value.strip().isdecimal()
     if limit and limit <= 1 << 20 and not has_unit:
         advice = f"limit='{limit}GiB'" if limit < 1024 else "limit='16GiB'"
@@ -176,10 +180,10 @@ def parse_limit(value: str | int | None) -> int | None:
     return limit
 
 
-def _describe_limits(state: str, limit: int | None, min_size: int, host_limit: int | None) -> str:
-    device = "the device's memory" if limit is None else format_size(limit)
-    text = f"lms {state}: limit {device}, min_size {format_size(min_size)}"
-    return text if host_limit is None else f"{text}, host_limit {format_size(host_limit)}"
+def _describe_limits(state: str, given: _Given) -> str:
+    limit = "auto" if given.limit is None else format_size(given.limit)
+    text = f"lms {state}: limit {limit}, min_size {format_size(given.min_size)}"
+    return text if given.host_limit is None else f"{text}, host_limit {format_size(given.host_limit)}"
 
 
 def _turn_on() -> None:
@@ -218,7 +222,7 @@ def _device_of(kind: str) -> Device:
 
 def enable_again() -> None:
     """`lms.enabled = True`: with the limits of the last `enable`."""
-    _enable(_now.given())
+    _enable(_now.given)
 
 
 def disable() -> None:
@@ -245,7 +249,7 @@ def _turn_off() -> None:
         return
     _now.device.release(extension)
     extension.set_overflow(None)
-    extension.set_rules(False, _now.min_size, False)
+    extension.set_rules(False, _now.given.min_size, False)
     _core.set_lms_host_limit(_core.UNLIMITED)
     _now.device.detach(extension)
     optimizer_states.remove(extension)
@@ -261,31 +265,31 @@ def is_enabled() -> bool:
     return _now.is_on
 
 
-def limit() -> int | None:
-    """Bytes, as given; None: the device decides."""
-    return _now.limit
+def limit() -> int | Literal["auto"]:
+    """Bytes, as given."""
+    return "auto" if _now.given.limit is None else _now.given.limit
 
 
-def set_limit(value: str | int | None) -> None:
+def set_limit(value: str | int) -> None:
     """Changes the limit, now or (if LMS is off) for the next `lms.enabled = True`."""
     wanted = parse_limit(value)
     with _lock:
         if _now.is_on:
             _apply_device_limit(wanted)
         else:
-            _now.limit = wanted
+            _now.given = _now.given._replace(limit=wanted)
 
 
 def min_size() -> int:
     """Bytes: what has less storage stays on the device."""
-    return _now.min_size
+    return _now.given.min_size
 
 
 def set_min_size(value: str | int) -> None:
     """Changes it for what is saved from now on."""
     least = parse_size(value, "min_size")
     with _lock:
-        _now.min_size = least
+        _now.given = _now.given._replace(min_size=least)
         if _now.is_on:
             _apply_rules()
 
@@ -322,15 +326,7 @@ def was_used() -> bool:
 
 
 def _apply_rules() -> None:
-    _extension().set_rules(True, _now.min_size, _now.limit == 0)
-
-
-def _apply_recompute() -> None:
-    if callable(_now.recompute):
-        calls.allow(_now.recompute, names_layers=True)
-    else:
-        calls.allow(lambda _: bool(_now.recompute), names_layers=False)
-    _extension().allow_recomputation(_now.recompute is not False)
+    _extension().set_rules(True, _now.given.min_size, _now.given.limit == 0)
 
 
 def _apply_device_limit(wanted: int | None) -> None:
@@ -349,7 +345,7 @@ def _apply_device_limit(wanted: int | None) -> None:
                 allowed,
                 0,
             )
-    _now.limit = wanted
+    _now.given = _now.given._replace(limit=wanted)
     device.set_limit(allowed, is_whole=wanted is None)
     _now.allowed = allowed
     optimizer_states.forget_shortage()

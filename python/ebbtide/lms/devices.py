@@ -46,7 +46,7 @@ class Device(Protocol):
         """What may be held where no limit is given."""
 
     def set_limit(self, allowed_bytes: int | None, is_whole: bool = False) -> None:
-        """None: no limit of LMS's. is_whole: it is all that the device has."""
+        """None: no limit of LMS's. is_whole: it is all that the device gives, so torch's own limit stays."""
 
     def allowed_bytes(self) -> int:
         """The limit that was set, or what the smallest device has."""
@@ -232,7 +232,7 @@ class CudaDevice:
             self._was_away |= memory.away_bytes > 0
             extension.set_cuda_away(device, memory.away_bytes)
             if allowed is None or self._is_whole:
-                extension.set_cuda_limit(device, memory.total_bytes)
+                extension.set_cuda_limit(device, allowed or memory.total_bytes)
                 continue
             extension.set_cuda_limit(device, allowed)
             before = self._fractions.setdefault(device, _limit_of_torch(device))

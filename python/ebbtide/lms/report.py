@@ -76,7 +76,7 @@ def report() -> str:
     numbers = stats()
     limit = control.limit()
     rows = [
-        ("limit", "the device" if limit is None else format_size(limit)),
+        ("limit", limit if isinstance(limit, str) else format_size(limit)),
         ("device memory, now and at most", _pair(numbers["device_bytes"], numbers["peak_device_bytes"])),
         ("left and came back", _pair(numbers["evicted_bytes"], numbers["loaded_bytes"])),
         ("storages that left", f"{numbers['evictions']:,}"),
