@@ -19,7 +19,7 @@ constinit GrowingList<Name> names;
 
 }  // namespace
 
-bool encode(const char* call, const char* name, char* tag) noexcept {
+bool encode(const char* call, const char* name, char (&tag)[EBBTIDE_TAG_MAX + 1]) noexcept {
   ebbtide_error error = EBBTIDE_ERROR_INIT;
   const size_t size = name == nullptr ? 0 : std::strlen(name);
   if (ebbtide_encode_tag(name, size, tag, &error) == EBBTIDE_OK) return true;
