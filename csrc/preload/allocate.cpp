@@ -316,8 +316,7 @@ CUresult allocate(Request request, CUdeviceptr* address, const Native& native) {
 CUresult create(Request request, const CUmemAllocationProp* properties, CUmemGenericAllocationHandle* handle,
                 const Native& native) {
   const bool is_on_device = properties != nullptr && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  if (handle == nullptr || request.size_bytes == 0 || !is_on_device || !is_countable(properties->location.id))
-    return native();
+  if (handle == nullptr || !is_on_device || !is_countable(properties->location.id)) return native();
   request.device = properties->location.id;
   request.is_left_to_lms = is_left_to_lms();
   // The whole handle would go to the host, so one larger than the room of small ones takes precedence over them.
@@ -327,7 +326,7 @@ CUresult create(Request request, const CUmemAllocationProp* properties, CUmemGen
 }
 
 CUresult allocate_managed_by_driver(const Request& request, CUdeviceptr* address, const Native& native) {
-  if (address == nullptr || request.size_bytes == 0 || !is_countable(request.device)) return native();
+  if (address == nullptr || !is_countable(request.device)) return native();
   auto entry = charge(request);
   const CUresult result = native();
   if (result != CUDA_SUCCESS) return result;
