@@ -1,5 +1,6 @@
 #include "store/disk_directory.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -19,7 +20,6 @@ namespace {
 struct Directory {
   std::mutex mutex;
   std::string chosen;
-  std::optional<DiskFiles> files;
   std::map<std::string, std::string> of_variables;  // relative texts of variables, and the folders they mean
 };
 Directory& directory() {
@@ -27,10 +27,7 @@ Directory& directory() {
   return *instance;
 }
 
-std::optional<DiskFiles> chosen_files() {
-  const std::lock_guard lock(directory().mutex);
-  return directory().files;
-}
+constinit std::atomic<std::optional<DiskFiles>> chosen_files;
 
 // Files are removed by name, wherever the program has moved to by then. A working directory that is gone leaves a path
 // as it is: nothing can be made there.
@@ -69,13 +66,10 @@ std::string disk_directory() {
   return "/var/tmp";
 }
 
-void set_disk_files(DiskFiles chosen) {
-  const std::lock_guard lock(directory().mutex);
-  directory().files = chosen;
-}
+void set_disk_files(DiskFiles chosen) { chosen_files.store(chosen); }
 
 DiskFiles disk_files() {
-  if (const auto chosen = chosen_files()) return *chosen;
+  if (const auto chosen = chosen_files.load()) return *chosen;
   return word_index(Setting::kDiskFiles) == 1 ? DiskFiles::kNamed : DiskFiles::kHidden;
 }
 
