@@ -1,6 +1,7 @@
 // What torch_memory_saver keeps for each thread.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -146,7 +147,11 @@ TEST(CompatThreads, TheVariablesDecideAtFirstUse) {
   ::setenv("TMS_INIT_ENABLE_CPU_BACKUP", "true", 1);
   ::setenv("TMS_INIT_CPU_BACKUP_BACKEND", "mmap", 1);
   ::setenv("TMS_RETAIN_CPU_BACKUP", "maybe", 1);
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(state(), "on default mmap");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  EXPECT_NE(said.find("TMS_RETAIN_CPU_BACKUP must be 0 or 1"), std::string::npos) << said;
   EXPECT_FALSE(tms_get_retain_cpu_backup()) << "malformed values are ignored";
   ::setenv("TMS_INIT_ENABLE", "0", 1);
   std::thread([] { EXPECT_EQ(state(), "on default mmap"); }).join();

@@ -113,7 +113,12 @@ TEST_F(DeviceKernelsTest, NoMemoryIsNotForEver) {
 TEST_F(DeviceKernelsTest, AModuleThatCantBeUnloadedIsLost) {
   sim().fail("cuModuleGetFunction", 2, CUDA_ERROR_OUT_OF_MEMORY, 1);
   sim().fail("cuModuleUnload", 1, CUDA_ERROR_UNKNOWN, 1);
+  ::setenv("EBBTIDE_LOG", "info", 1);
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(DeviceKernels::of(0), nullptr);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  ::setenv("EBBTIDE_LOG", "error", 1);
+  EXPECT_NE(said.find("cuModuleUnload failed with CUDA_ERROR_UNKNOWN"), std::string::npos) << said;
   EXPECT_EQ(modules(), 1u);
   EXPECT_NE(DeviceKernels::of(0), nullptr);
 }

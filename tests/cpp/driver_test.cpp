@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <thread>
@@ -54,6 +55,15 @@ TEST(DriverTest, AnUnknownNameIsSaidAndCut) {
   }
   EXPECT_STREQ(driver_name(), "");
   EXPECT_EQ(driver_if_loaded(), nullptr);
+}
+
+TEST(DriverTest, WithoutANameTheVariableChooses) {
+  ::setenv("EBBTIDE_DRIVER", "sim", 1);
+  use_driver(nullptr);
+  EXPECT_STREQ(driver_name(), "sim");
+  ::unsetenv("EBBTIDE_DRIVER");
+  use_driver(nullptr);
+  EXPECT_STREQ(driver_name(), "cuda") << "the default";
 }
 
 // A failure is not remembered, because a driver may become available later.

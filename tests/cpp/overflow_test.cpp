@@ -173,6 +173,7 @@ TEST_F(OverflowTest, WhereTheNodeRefusesTheHostAtLargeServes) {
   const HostProbe probe = probe_host_location(0);
   ASSERT_TRUE(probe.location.has_value());
   EXPECT_EQ(probe.location->where.type, CU_MEM_LOCATION_TYPE_HOST);
+  EXPECT_TRUE(probe.found.starts_with("host memory of any node (on NUMA node 0: ")) << probe.found;
   EXPECT_NE(probe.found.find("CUDA_ERROR_NOT_SUPPORTED"), std::string::npos);
 }
 

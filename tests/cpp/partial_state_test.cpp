@@ -58,6 +58,20 @@ TEST_F(PartialState, Invariant3_AFailureOnAPartOfTheTagFinishesNothing) {
   expect_bytes("back");
 }
 
+TEST_F(PartialState, TheBackupOfAChunkIsFreedOnceTheChunkIsBack) {
+  build({{"w", {BackupKind::kRam}, 0, {1, 1}}});
+  core().rules.shared_handle_bytes.store(kChunk);
+  pause();
+  const uint64_t held_bytes = core().budgets.host.held_bytes();
+  sim().fail("cuMemMap", 2, 999, 1);
+  EXPECT_THROW(resume(), DriverError);
+  sim().clear_failures();
+  EXPECT_EQ(places(), (std::vector<Place>{Place::kDevice, Place::kStored}));
+  EXPECT_EQ(core().budgets.host.held_bytes(), held_bytes - kChunk);
+  resume();
+  expect_bytes("back");
+}
+
 TEST_F(PartialState, Invariant3_AFreeOfTheRestFinishesATag) {
   for (const size_t rest : {size_t{0}, size_t{1}}) {
     build({{"w", {BackupKind::kRam}, 0, {1}}, {"w", {BackupKind::kRam}, 0, {1, 1}}});

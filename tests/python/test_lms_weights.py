@@ -17,6 +17,7 @@ from lms_weights import (  # noqa: E402
     DEPTH,
     LIMIT,
     TAG,
+    Own,
     evaluate,
     make_own_model,
     on_host,
@@ -99,6 +100,20 @@ def test_uses_without_room_are_counted_as_slow_reads(lms, saver):
     finally:
         saver.configure(device_limit=None)
     assert lms.stats()["slow_reads"] > 0
+
+
+def test_the_weights_of_a_module_that_runs_stay_while_others_come(lms):
+    class Outer(Own):
+        def forward(self, given):
+            hidden = self.inner(given)
+            self.away = [bool(on_host(weight)) for weight in (self.weight, self.inner.weight)]
+            return super().forward(hidden)
+
+    lms.enable(limit="16MiB", min_size=SMALL)
+    outer = Outer(5120, 512, bias=False)  # 10 MiB: smaller weights would share an allocation
+    outer.inner = Own(512, 5120, bias=False)
+    evaluate(outer, 1)
+    assert outer.away == [False, True]
 
 
 # --- which parameters ---

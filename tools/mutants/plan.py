@@ -51,7 +51,7 @@ _LMS = (
 # A short list for each room, or folder of a room. Rooms without one have _SAVER's.
 PYTHON_TESTS: Mapping[str, tuple[str, ...]] = {
     "api": _INTERFACE,
-    "bindings": _INTERFACE,
+    "bindings": (*_INTERFACE, "tests/python/test_saver_region_mixups.py"),
     "compat": (
         "tests/python/test_tms_backups.py",
         "tests/python/test_tms_callers.py",
