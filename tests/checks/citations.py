@@ -21,7 +21,7 @@ FOLDER = re.compile(rf"(?<![\w/.$*{{<%@-])((?:\.\./)*(?:{TOP_FOLDERS})/(?:[\w.-]
 # Files that are cited and are not the repository's: headers of others, and a program.
 FOREIGN = {"Python.h", "cuda.h", "cudaTypedefs.h", "llama.cpp", "test_cumem.py"}
 # Files that a build, a tool or a user makes, and placeholders in usage lines.
-MADE = {"NAME", "PROGRAM.py", "compile_commands.json", "first.json", "second.json", "tuning.json"}
+MADE = {"NAME", "PROGRAM.py", "compile_commands.json", "first.json", "plan.json", "second.json", "tuning.json"}
 
 FACT = re.compile(r"\bF(\d{1,3})\b")
 INVARIANT = re.compile(r"\b[Ii]nvariants?[ _]?(\d+)((?:(?:, |,? and | to |And)\d+)*)|_invariants?_?(\d+)")

@@ -292,3 +292,44 @@ def make_program(saver: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 def mine(make_program: Callable[[str], Any], tag: str) -> Any:
     """A pauseable program."""
     return make_program(tag)
+
+
+# --- large model support that recomputes ---
+
+
+@pytest.fixture
+def lms_extension(lms: Any) -> Iterator[Any]:
+    """`_lms`, which takes the bus for as fast as a test says."""
+    from ebbtide import torch_extension
+
+    module = torch_extension.load("_lms")
+    yield module
+    module.assume_rate(0)
+
+
+@pytest.fixture
+def within(lms: Any, lms_extension: Any) -> Any:
+    """A function: LMS on, within a share of what a training needs. Plans take the bus for so fast."""
+    from lms_calls import SLOW, peak_of
+    from lms_model import SMALL
+
+    @contextlib.contextmanager
+    def enter(make: Any, share: float = 0.6, rate: float = SLOW, **options: Any) -> Iterator[None]:
+        limit = int(share * peak_of(make))
+        with lms.enable(limit=limit, min_size=SMALL, **{"recompute": "auto", **options}):
+            lms_extension.assume_rate(rate)
+            yield
+            assert lms.stats()["peak_device_bytes"] <= limit
+            gc.collect()
+            assert lms.stats()["host_bytes"] == 0
+
+    return enter
+
+
+@pytest.fixture
+def second_runs(lms_extension: Any, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """A list that gets an entry for each second run."""
+    runs: list[None] = []
+    plain = lms_extension.note_demand
+    monkeypatch.setattr(lms_extension, "note_demand", lambda: (runs.append(None), plain()))
+    return runs

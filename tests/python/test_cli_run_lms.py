@@ -17,7 +17,7 @@ TRAIN = """
 import torch
 
 
-def train(steps=2, depth=12, width=128, batch=2048, has_optimizer=True):  # to import one takes a second
+def train(steps=2, depth=16, width=128, batch=4096, has_optimizer=True):  # to import one takes a second
     torch.manual_seed(0)
     layers = [part for _ in range(depth) for part in (torch.nn.Linear(width, width), torch.nn.GELU())]
     model = torch.nn.Sequential(*layers)
