@@ -308,12 +308,15 @@ def test_everything_is_a_no_op_where_ebbtide_is_off(run_python):
     result = run_python(
         """
         import ebbtide, torch
-        with ebbtide.lms.enable(limit="1MiB"):
-            x = torch.randn(2**20, requires_grad=True)
+        with ebbtide.lms.enable(limit="1MiB", plan="no folder/plan.json"):
+            x = torch.nn.Parameter(torch.randn(2**20))
+            optimizer = torch.optim.SGD([x], 0.1)
+            ebbtide.lms.step_in_backward(optimizer)
             (x * 1.0).exp().sum().backward()
             assert ebbtide.lms.stats()["evictions"] == 0 and not ebbtide.lms.enabled
         print(ebbtide.lms.report())
         ebbtide.lms.plot("no folder/step.png")
+        ebbtide.lms.save_plan("no folder/plan.json")
         """,
         EBBTIDE_DRIVER="off",
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ebbtide import torch_extension
+from ebbtide import driver_choice, torch_extension
 from ebbtide.errors import StateError
 from ebbtide.lms import weights
 from ebbtide.lms.recompute.module_calls import ModuleCalls
@@ -138,12 +138,14 @@ def save_plan(path: str | os.PathLike[str]) -> None:
         ebbtide.lms.save_plan("plan.json")
 
     Another run of the same program then decides alike, whatever times it measures. Evictions follow from the limit and
-    from what the program saves.
+    from what the program saves. Where ebbtide is off, it writes nothing.
 
     Raises:
         StateError: no step has ended under large model support.
         OSError: the file can't be written.
     """
+    if driver_choice.is_off():
+        return
     extension = None if _now.blocks is None else torch_extension.load("_lms")
     if extension is None or extension.step_report() is None:
         raise StateError("there is no plan yet: save it after some steps under ebbtide.lms.enable")

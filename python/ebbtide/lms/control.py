@@ -129,7 +129,7 @@ def enable(
         raise TypeError(f"evict must be True, False, or a function of a module, not {evict!r}")
     if not isinstance(overflow, bool):
         raise TypeError(f"overflow must be True or False, not {overflow!r}")
-    forced = None if plan is None else calls.read_plan(plan)
+    forced = None if plan is None or driver_choice.is_off() else calls.read_plan(plan)
     return _enable(_Given(parse_limit(limit), least, host, recompute, evict, overflow, forced))
 
 
