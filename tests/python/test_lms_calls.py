@@ -124,20 +124,23 @@ def test_an_argument_that_is_changed_after_the_call(within):
         assert calls.refused().get("Doubling") == "an argument is changed in place after the call"
 
 
-class Normed(nn.Module):
+class Counting(nn.Module):
     """Its forward changes a buffer in training alone."""
 
     def __init__(self):
         super().__init__()
-        self.body, self.norm = lms_models.Block(64, 4), nn.BatchNorm1d(128)
+        self.body = lms_models.Block(64, 4)
+        self.register_buffer("count", torch.zeros(()))
 
     def forward(self, hidden):
-        return self.norm(self.body(hidden))
+        if self.training:
+            self.count += 1
+        return self.body(hidden)
 
 
 def test_a_trial_counts_for_its_mode_alone(within, second_runs):
     def make():
-        blocks = blocks_of(Normed)
+        blocks = blocks_of(Counting)
 
         def call(index, block, hidden):
             return block.train(is_training[0])(hidden)
@@ -149,12 +152,47 @@ def test_a_trial_counts_for_its_mode_alone(within, second_runs):
         is_training[0] = False
         losses = run(step)
         is_training[0] = True
-        return losses + run(step), [block.norm.running_mean.tolist() for block in blocks]
+        return losses + run(step), [block.count.item() for block in blocks]
 
     is_training = [False]
     plain = train()
     with within(lambda: make()[0]):
         assert train() == plain
+    assert second_runs
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.norm = lms_models.Block(64, 4), nn.BatchNorm1d(128)
+
+    def forward(self, hidden):
+        return self.norm(self.body(hidden))
+
+
+def test_running_statistics_of_two_graphs_move_once_each(within, second_runs):
+    """Both forwards come before both backwards: the second one finds statistics that the first has not seen."""
+
+    def train():
+        blocks = blocks_of(Normed)
+
+        def step(number):
+            losses = [through(blocks).pow(2).mean() for _ in range(2)]
+            sum(losses).backward()
+            found = [loss.item() for loss in losses], blocks[0].norm.weight.grad.tolist()
+            for block in blocks:
+                block.zero_grad()
+            return found
+
+        return step, blocks
+
+    def trained():
+        step, blocks = train()
+        return run(step), [[buffer.tolist() for buffer in block.norm.buffers()] for block in blocks]
+
+    plain = trained()
+    with within(lambda: train()[0]):
+        assert trained() == plain
     assert second_runs
 
 

@@ -50,6 +50,14 @@ def test_a_state_of_its_own_moves_once(x: Any) -> None:
     assert torch.equal(SwapsStates.state, after) and not torch.equal(before, after)
 
 
+class AcrossTokens(nn.BatchNorm1d):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(WIDTH, **options)
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
 class Communicates(Linear):
     def forward(self, x: Any) -> Any:
         y = self.plain(x)
@@ -261,17 +269,50 @@ def test_changes_are_found_and_made_once(kind: type, x: Any) -> None:
     assert_equal(tried, leave(CALL))
 
 
-@pytest.mark.parametrize("counts", [True, False])
-def test_batch_norm(x: Any, counts: bool) -> None:
-    """Its kernels raise no version of the statistics."""
-    module, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
-    if not counts:
-        module.num_batches_tracked = None
-    name = "num_batches_tracked" if counts else "running_mean"
-    assert objection_to(module, x) == f"its forward changes {name} in place"
+@pytest.mark.parametrize("options", [{}, {"momentum": None}, {"counts": False}, {"tracks": False}], ids=str)
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, AcrossTokens])
+def test_running_statistics_move_once(x: Any, kind: Any, options: dict[str, Any]) -> None:
+    def make() -> Any:
+        given = {} if kind is AcrossTokens else {"num_features": 4}
+        tracks = {"track_running_stats": options.get("tracks", True)}
+        made = kind(momentum=options.get("momentum", 0.1), **given, **tracks)
+        if not options.get("counts", True):
+            made.num_batches_tracked = None
+        return nn.Sequential(made)
+
+    module, other = make(), make()
+    assert objection_to(module, x) == ""
     other(x)
-    assert torch.equal(module.running_mean, other.running_mean)
+    assert_equal(list(module.buffers()), list(other.buffers()))
     assert objection_to(module.eval(), x) == ""
+    assert_equal(list(module.buffers()), list(other.buffers()))
+
+
+class NormalizesByThem(nn.BatchNorm1d):
+    """In training, too, as when a network is fine-tuned with the statistics of another data set."""
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+class KeepsThemInBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.batch_norm(x, self.mean, self.variance, self.scale, training=True)
+
+
+def test_statistics_of_other_kinds(x: Any) -> None:
+    """Kernels raise no version of them."""
+    assert objection_to(NormalizesByThem(4), x) == "a layer of it may normalize by its running statistics"
+    module, other = KeepsThemInBuffers(), KeepsThemInBuffers()
+    assert objection_to(module, x) == "its forward changes mean in place"
+    other(x)
+    assert_equal(list(module.buffers()), list(other.buffers()))
 
 
 def test_what_an_argument_contains(x: Any) -> None:

@@ -32,7 +32,11 @@ class Surroundings:
         self._versions = [tensor._version for tensor in self._loose + self._arguments]
         # BatchNorm's kernels write buffers without a new version.
         small = [(name, buffer) for name, buffer in module.named_buffers() if buffer.nbytes <= MOST_COPIED_BYTES]
-        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in small]
+        of_layers = self._module.statistics()
+        self._statistics = [[(buffer, buffer.clone()) for buffer in of_layer] for of_layer in of_layers]
+        statistics = {id(buffer) for of_layer in of_layers for buffer in of_layer}
+        others = ((name, buffer) for name, buffer in small if id(buffer) not in statistics)
+        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in others]
 
     def change(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
         """What has been changed since, as a sentence fragment; "" if nothing."""
@@ -43,6 +47,9 @@ class Surroundings:
         for name, buffer, copy in self._buffers:
             if bits.difference(buffer.detach(), copy):
                 return f"its forward changes {name} in place"
+        for of_layer in self._statistics:
+            if not any(bits.difference(now, copy) for now, copy in of_layer):
+                return "a layer of it may normalize by its running statistics"
         for name, value, before in self._objects:
             if (now := vars(value)).keys() != before.keys() or any(now[key] is not before[key] for key in now):
                 return f"its forward changes an attribute of {name}"
@@ -61,11 +68,10 @@ class Surroundings:
         """Ends a second run before it changes one of its arguments, or a tensor of the module. What is compiled would
         run uncompiled under the watch.
         """
-        if self._are_compiled:
-            yield
-            return
         tensors = [*self._arguments, *self._loose, *self._module.tensors()]
-        with make_watch(findings, storages_of(tensors), {tensor.device for tensor in tensors}):
+        devices = {tensor.device for tensor in tensors}
+        watch = contextlib.nullcontext() if self._are_compiled else make_watch(findings, storages_of(tensors), devices)
+        with self._module.without_statistics(), watch:
             yield
 
     def restore(self) -> None:
