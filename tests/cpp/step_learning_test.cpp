@@ -60,7 +60,7 @@ TEST(StepLearning, DemandsThatFallMoveLess) {
     for (int step = 0; step < 6; ++step) play(checked, record, rules);
     const StepRecord smaller = with_base(record, -less);
     uint64_t moved_bytes = play(checked, record, rules).moved_bytes;
-    for (int step = 0; step < 5; ++step) moved_bytes = play(checked, smaller, rules).moved_bytes;
+    for (int step = 0; step < 9; ++step) moved_bytes = play(checked, smaller, rules).moved_bytes;
     const PlayedStep last = play(checked, smaller, rules);
     const uint64_t least_bytes = on_demand_bytes(last.happened, rules.limits.limit_bytes, true);
     EXPECT_LE(last.moved_bytes, least_bytes + least_bytes / 10 + rules.limits.limit_bytes / 32) << moved_bytes;
@@ -79,7 +79,7 @@ TEST(StepLearning, TheHighestOfTheLastDemandsCounts) {
   play(checked, record, rules);
   size_t short_steps = 0;
   for (int step = 0; step < 40; ++step)
-    short_steps += play(checked, step % 3 == 0 ? higher : record, rules).missing_bytes > 0 ? 1 : 0;
+    short_steps += play(checked, step % 7 == 0 ? higher : record, rules).missing_bytes > 0 ? 1 : 0;
   EXPECT_EQ(short_steps, 1u);
 }
 
@@ -205,7 +205,7 @@ TEST(StepLearning, AShortageThatNoPlanCanAvoidIsNoMargin) {
 
 // --- Times and choices ---
 
-TEST(StepLearning, EachChoiceIsMeasuredInThreeStepsAndTheFastestStays) {
+TEST(StepLearning, EachChoiceIsMeasuredInTwoStepsAndTheFastestStays) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   const StepRules rules = mixed(record, 50);
   const size_t all = find_blocks(record, {}).size();
@@ -215,13 +215,13 @@ TEST(StepLearning, EachChoiceIsMeasuredInThreeStepsAndTheFastestStays) {
     const size_t some = checked.follower.latest_choice()->recomputed.size();
     ASSERT_TRUE(some > 0 && some < all);
     std::vector<size_t> recomputed;
-    for (int step = 0; step < 9; ++step) {
+    for (int step = 0; step < 7; ++step) {
       const bool is_all = checked.follower.latest_choice()->recomputed.size() == all;
       const double seconds = is_all == is_all_faster ? 0.1 : 0.11;
       recomputed.push_back(play(checked, record, rules, {.measured_seconds = seconds}).recomputed);
     }
     const size_t best = is_all_faster ? all : some;
-    EXPECT_EQ(recomputed, std::vector<size_t>({some, some, some, all, all, all, best, best, best}));
+    EXPECT_EQ(recomputed, std::vector<size_t>({some, some, all, all, best, best, best}));
     checked.saved({.key = record.storages[0].key, .size_bytes = record.storages[0].size_bytes}, 0, 0);
     EXPECT_FALSE(checked.follower.wants_times());
   }
@@ -241,9 +241,9 @@ TEST(StepLearning, ADisturbedStepTeachesNothing) {
     EXPECT_EQ(play(checked, other, disturbed, {.measured_seconds = 0.001}).recomputed, some);
   EXPECT_EQ(checked.follower.plans_made(), 1u);
   EXPECT_EQ(checked.follower.margin_bytes(), 0u);
-  for (int step = 0; step < 3; ++step)
+  for (int step = 0; step < 2; ++step)
     EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.11}).recomputed, some);
-  for (int step = 0; step < 3; ++step)
+  for (int step = 0; step < 2; ++step)
     EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.1}).recomputed, all);
   EXPECT_EQ(play(checked, record, rules).recomputed, all);
 }

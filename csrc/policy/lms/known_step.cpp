@@ -14,7 +14,7 @@ constexpr double kFasterTolerance = 0.15;
 // A limit that differs, or a demand that grows, by more than this part of the limit asks for another choice, not only
 // for another plan.
 constexpr uint64_t kOtherLimitPart = 8;
-constexpr size_t kStepsOfChoice = 3;  // it is measured in
+constexpr size_t kStepsOfChoice = 2;  // it is measured in
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 

@@ -72,13 +72,15 @@ class CudaSide final : public DeviceSide {
   }
 
   uint64_t used_bytes(c10::Device device) const override {
-    return counted_bytes(stats(device).allocated_bytes[kAll].current);
+    return counted(stats(device).allocated_bytes[kAll].current);
   }
   uint64_t elsewhere_bytes(c10::Device device) const override { return away.at(device.index()).load(); }
   uint64_t held_bytes(c10::Device device) const override {
-    const uint64_t reserved_bytes = counted_bytes(stats(device).reserved_bytes[kAll].current);
+    const uint64_t reserved_bytes = counted(stats(device).reserved_bytes[kAll].current);
     return reserved_bytes - std::min(reserved_bytes, elsewhere_bytes(device));
   }
+
+  uint64_t flushes(c10::Device device) const override { return counted(stats(device).num_alloc_retries); }
 
   bool has_pages() const override {
     return c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();
@@ -103,7 +105,7 @@ class CudaSide final : public DeviceSide {
   }
 
  private:
-  static uint64_t counted_bytes(int64_t bytes) { return static_cast<uint64_t>(std::max<int64_t>(bytes, 0)); }
+  static uint64_t counted(int64_t number) { return static_cast<uint64_t>(std::max<int64_t>(number, 0)); }
   static c10::CachingDeviceAllocator::DeviceStats stats(c10::Device device) {
     return c10::getDeviceAllocator(kCuda)->getDeviceStats(device.index());
   }

@@ -69,6 +69,8 @@ class DeviceSide {
   virtual uint64_t held_bytes(c10::Device device) const = 0;
   // Whether free memory need not lie in one piece: it goes back to the driver in pages, and comes back in any order.
   virtual bool has_pages() const { return false; }
+  // How often an allocation had no room until all that is cached was given back, which waits for the device.
+  virtual uint64_t flushes(c10::Device /*device*/) const { return 0; }
   // Gives back what is cached.
   virtual void release_cached(c10::Device device) const noexcept = 0;
   // The most that may be held.

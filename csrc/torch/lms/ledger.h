@@ -168,6 +168,7 @@ class Ledger {
     std::vector<std::pair<uint32_t, TimeMark>> marks;      // of its events
     uint64_t least_limit_bytes = UINT64_MAX;               // when memory was short
     uint64_t evicted_before_bytes = 0;                     // ever, before it
+    uint64_t flushes = 0;                                  // ever, that were noted
     bool was_wanted = false;
     bool was_disturbed = false;
     bool was_short = false;
@@ -231,12 +232,13 @@ class Ledger {
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);
-  void want(SavedStorage& saved, uint64_t used_bytes);
+  void note_flushes(c10::Device device, Steps& steps, uint64_t flushes, uint64_t used_bytes);
+  void want(SavedStorage& saved, uint64_t used_bytes, uint64_t flushes);
   void forget_in_step(SavedStorage& saved) noexcept;
   void perform(c10::Device device) noexcept;
 
   // ledger_calls.cpp
-  void note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes);
+  void note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes, uint64_t flushes);
   policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);
   void renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes);
   void mark(c10::Device device, Steps& steps);

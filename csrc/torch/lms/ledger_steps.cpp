@@ -25,6 +25,8 @@ constexpr int kLooks = 1024;
 // Of storages that no plan knows, so many at most come back ahead of need at once.
 constexpr size_t kMostAhead = 8;
 constexpr uint64_t kMostAheadBytes = uint64_t{512} << 20;
+// Of the limit, what free memory in pieces may cost: a part in so many.
+constexpr uint64_t kPiecesPart = 8;
 
 }  // namespace
 
@@ -236,13 +238,25 @@ void Ledger::note_free(Steps& steps) {
   }
 }
 
+// An allocation found room once torch had given back its cache. If little of the limit was free then, that lay in
+// pieces which a margin spares: it grows step by step, as nobody says how large they were.
+void Ledger::note_flushes(c10::Device device, Steps& steps, uint64_t flushes, uint64_t used_bytes) {
+  if (std::exchange(steps.flushes, flushes) == flushes) return;
+  const uint64_t limit_bytes = limit_now(device, steps), margin_bytes = steps.follower.margin_bytes();
+  const uint64_t free_bytes = limit_bytes - std::min(limit_bytes, used_bytes);
+  if (free_bytes > limit_bytes / kPiecesPart || margin_bytes > limit_bytes / kPiecesPart) return;
+  const uint64_t missing_bytes = free_bytes - std::min(free_bytes, margin_bytes);
+  steps.follower.fell_short(std::clamp(missing_bytes, limit_bytes / 64, limit_bytes / 32));
+}
+
 // The program reads it now.
-void Ledger::want(SavedStorage& saved, uint64_t used_bytes) {
+void Ledger::want(SavedStorage& saved, uint64_t used_bytes, uint64_t flushes) {
   Steps& steps = steps_[saved.device_.index()];
   if (!steps.storages.contains(saved.number_)) return;  // of an earlier step
   steps.was_wanted = true;
   steps.follower.wanted(saved.number_, demand_bytes(used_bytes), now());
   note_due(steps);
+  note_flushes(saved.device_, steps, flushes, used_bytes);
   mark(saved.device_, steps);
   note_free(steps);
   watch(steps, saved);
