@@ -153,14 +153,16 @@ def test_an_exception_in_forward(model: Any, x: Any) -> None:
 
 
 def test_an_exception_in_the_second_run(x: Any) -> None:
+    calls: list[int] = []
+
     class Once(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear, self.calls = nn.Linear(WIDTH, WIDTH), []
+            self.linear = nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Any) -> Any:
-            self.calls.append(1)
-            if len(self.calls) == 2:
+            calls.append(1)
+            if len(calls) == 2:
                 raise KeyError("second")
             return self.linear(x).sin()
 

@@ -58,6 +58,11 @@ def changes() -> dict[str, Any]:
         "frozen": (lambda block: block.mlp.requires_grad_(False)),
         "replaced": (lambda block: setattr(block.out, "weight", nn.Parameter(torch.zeros(WIDTH, WIDTH)))),
         "attribute": (lambda block: setattr(block.drop, "p", 0.9)),
+        "object": (lambda block: setattr(block.options, "scale", 2.0)),
+        "dict in an object": (lambda block: block.options.scales.update(adapter=2.0)),
+        "dict": (lambda block: block.scales.update(adapter=2.0, other=3.0)),
+        "list": (lambda block: block.factors.insert(0, 2.0)),
+        "set": (lambda block: block.names.add("c")),
         "module": (lambda block: setattr(block, "mlp", nn.Identity())),
         "deleted": (lambda block: delattr(block, "mlp")),
         "added": (lambda block: setattr(block, "more", 1)),
@@ -77,10 +82,23 @@ def settings() -> Any:
     torch.backends.cuda.enable_math_sdp(True)
 
 
+class Options:
+    """What a program keeps beside its modules."""
+
+    def __init__(self) -> None:
+        self.scale, self.scales = 0.5, {"adapter": 0.5}
+
+
 class Made(Block):
-    """Its results depend on settings that a checkpoint does not restore."""
+    """Its results depend on settings that a checkpoint does not restore, and on what its attributes contain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options, self.scales, self.factors, self.names = Options(), {"adapter": 0.5}, [0.5], {"a", "b"}
 
     def forward(self, x: Any, mask: Any = None) -> Any:
+        x = x * (self.options.scale + self.options.scales["adapter"] + self.scales["adapter"] + self.factors[0])
+        x = x * len(self.names)
         settings = [
             torch.get_default_dtype() == torch.float32,
             torch.get_float32_matmul_precision() == "highest",
@@ -98,9 +116,11 @@ def test_the_second_run_finds_things_as_the_first_did(name: str, x: Any, setting
         parameters = list(module.parameters())
         loss = call(module, x).sum()
         changes()[name](module)
+        held = [str((vars(module.options), module.scales, module.factors, sorted(module.names)))]
         found = [vars(one).copy() for one in module.modules()], torch.get_default_dtype()
         gradients = torch.autograd.grad(loss, [one for one in parameters if one.requires_grad])
         assert ([vars(one) for one in module.modules()], torch.get_default_dtype()) == found
+        assert held == [str((vars(module.options), module.scales, module.factors, sorted(module.names)))]
         return [gradient.float() for gradient in gradients]
 
     plain = gradients(CALL)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from ebbtide.lms.recompute.objections import may_decide, objection  # noqa: E402
+from ebbtide.lms.recompute.objections import call_objection, may_decide, module_objection  # noqa: E402
 from ebbtide.lms.recompute.structures import Structure  # noqa: E402
 from recompute_models import WIDTH, Block  # noqa: E402
 from torch import nn  # noqa: E402
@@ -116,11 +116,21 @@ def x() -> Any:
 
 
 def of_call(module: Any, *arguments: Any, **options: Any) -> str:
-    return objection(module, arguments, options)
+    return module_objection(module) or call_objection(module, Structure(arguments, options, module))
 
 
 def nothing(*arguments: Any, **options: Any) -> None:
     pass
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_all_modules(kind: str, x: Any) -> None:
+    handle = getattr(nn.modules.module, f"register_module_{kind}_hook")(nothing)
+    try:
+        assert module_objection(Block()) == "the program has hooks on all modules"
+    finally:
+        handle.remove()
+    assert module_objection(Block()) == ""
 
 
 HOOKS = {
@@ -145,12 +155,6 @@ def test_hooks(name: str, x: Any) -> None:
     assert of_call(block, x) == ""
     handle = HOOKS[name](block.mlp[0])
     assert of_call(block, x) == f"it has a {kind} (mlp.0)"
-    handle.remove()
-
-
-def test_global_hooks_do_not_count(x: Any) -> None:
-    handle = nn.modules.module.register_module_forward_hook(nothing)
-    assert of_call(Block(), x) == ""
     handle.remove()
 
 

@@ -1,7 +1,9 @@
-"""Large model support that recomputes: programs that fit, caches, plans of other runs, what may be evicted."""
+"""Large model support that recomputes: programs that fit, caches, what may be evicted."""
 
 import gc
 import random
+import threading
+import time
 import weakref
 
 import pytest
@@ -10,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 import lms_models  # noqa: E402
 from ebbtide.lms import calls  # noqa: E402
-from lms_calls import FAST, SLOW, blocks_of, chain, peak_of, run, run_plainly  # noqa: E402
+from ebbtide.lms.recompute.second_runs import DRAWS  # noqa: E402
+from lms_calls import FAST, SLOW, blocks_of, chain, chain_of_blocks, peak_of, run, run_plainly  # noqa: E402
 from lms_model import SMALL  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -90,10 +93,19 @@ class Decoder(lms_models.Block):
         return super().forward(cache.update(hidden, self.layer_idx))
 
 
+class ReadsAnother(Decoder):
+    """From the fifth block on, as the last layers of some models share the keys of an earlier one."""
+
+    def forward(self, hidden, cache):
+        shared = cache.layers[0].keys if self.layer_idx > 4 else hidden
+        return super().forward(hidden + shared, cache)
+
+
+@pytest.mark.parametrize("kind", [Decoder, ReadsAnother])
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "used by the loss"])
-def test_layers_that_fill_a_cache_are_recomputed_and_the_cache_stays(within, second_runs, is_kept):
+def test_layers_that_fill_a_cache_are_recomputed_and_the_cache_stays(within, second_runs, kind, is_kept):
     def make():
-        blocks = blocks_of(lambda: Decoder(64, 4))
+        blocks = blocks_of(lambda: kind(64, 4))
         for number, block in enumerate(blocks):
             block.layer_idx = number
 
@@ -116,7 +128,7 @@ def test_layers_that_fill_a_cache_are_recomputed_and_the_cache_stays(within, sec
     plain = run_plainly(make)
     with within(make):
         assert run(make()) == plain
-        assert "Decoder" in {name for name, *_ in calls.recomputed()}
+        assert kind.__name__ in {name for name, *_ in calls.recomputed()}
     assert second_runs
 
 
@@ -200,7 +212,7 @@ class SometimesLeftOut(lms_models.Block):
 
 
 def test_blocks_that_python_leaves_out_at_random_are_the_same_in_backward(within, second_runs):
-    """From the fourth step on, when trials are over."""
+    """From the fourth step on, when trials are over: they are kept from then on."""
 
     def make():
         random.seed(0)
@@ -217,7 +229,66 @@ def test_blocks_that_python_leaves_out_at_random_are_the_same_in_backward(within
     plain = run_plainly(make)
     with within(make):
         assert run(make()) == plain
+        assert calls.refused()["SometimesLeftOut"] == DRAWS
     assert second_runs
+
+
+def test_random_numbers_of_other_threads_are_drawn_once(within):
+    """A block that does not draw is not recomputed then either, once that was seen: who drew can't be told."""
+    drawn, is_over = [], threading.Event()
+
+    def draw():
+        while not is_over.is_set():
+            drawn.append(random.random())
+            time.sleep(1e-4)
+
+    drawer = threading.Thread(target=draw)
+    with within(chain_of_blocks):
+        drawer.start()
+        run(chain_of_blocks())
+        drawn.clear()
+        run(chain_of_blocks())
+        is_over.set()
+        drawer.join()
+        assert calls.refused()["Block"] == DRAWS
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_change_before_backward_raises_once(within, second_runs):
+    """One that begins after the trials. The steps after it keep what it saves."""
+
+    def make():
+        blocks = blocks_of(Scaled)
+
+        def step(number):
+            hidden = torch.randn(4, 128, 64)
+            for block in blocks:
+                hidden = block(hidden)
+            if number > 4:
+                for block in blocks:
+                    block.unused.add_(1)
+            for block in blocks:
+                block.zero_grad()
+            hidden.pow(2).mean().backward()
+
+        return step
+
+    with within(make):
+        step, problems = make(), []
+        for number in range(10):
+            try:
+                step(number)
+            except RuntimeError as error:
+                problems.append((number, str(error)))
+        assert [number for number, _ in problems] == [5] and "unused of Scaled was changed" in problems[0][1]
+        assert calls.refused()["Scaled"] == "unused is changed in place after the call"
+    assert second_runs
+
+
+class Scaled(lms_models.Block):
+    def __init__(self):
+        super().__init__(64, 4)
+        self.register_buffer("unused", torch.ones(1))
 
 
 def test_a_profile_shows_what_moves_and_what_is_computed_again(within):
@@ -228,34 +299,6 @@ def test_a_profile_shows_what_moves_and_what_is_computed_again(within):
             with torch.profiler.profile() as profile:
                 step(0)
         assert names <= {event.name for event in profile.events()}
-
-
-# --- plans of other runs ---
-
-
-def test_a_saved_plan_is_followed(lms, within, lms_extension, tmp_path):
-    step, file = lms_models.gpt(), tmp_path / "plan.json"
-    with within(lms_models.gpt, 0.7):
-        run(step)
-        lms.save_plan(file)
-        saved = calls.read_plan(file)
-    # The bus is so fast that another choice is better.
-    with within(lms_models.gpt, 0.7, FAST, plan=file):
-        run(step)
-        assert {key for _, key in lms_extension.chosen_calls()} == set(saved.calls) != set()
-    with within(lms_models.gpt, 0.7, FAST):
-        run(step)
-        assert {key for _, key in lms_extension.chosen_calls()} != set(saved.calls)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"format": "another"}', '{"format": "ebbtide.lms plan 1"}'])
-def test_another_file_is_no_plan(lms, tmp_path, text):
-    (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(ValueError, match="is no plan that "):
-        lms.enable(limit="1GiB", plan=tmp_path / "plan.json")
-    with pytest.raises(FileNotFoundError):
-        lms.enable(limit="1GiB", plan=tmp_path / "missing.json")
-    assert not lms.enabled
 
 
 # --- what may be evicted ---
@@ -306,3 +349,23 @@ def test_what_the_program_keeps_leaves_before_an_allocation_fails(lms, within):
     with within(lms_models.gpt, evict=False, recompute=False):
         assert run(lms_models.gpt()) == plain
         assert lms.stats()["evictions"] > 0
+
+
+def test_layers_without_a_module_around_them_may_be_kept(within, lms):
+    """The first steps have no plan: what must not leave does so before an allocation fails."""
+
+    def make():
+        torch.manual_seed(0)
+        layers = [nn.Linear(64, 64) for _ in range(48)]
+        return chain(layers, lambda index, layer, hidden: torch.nn.functional.gelu(layer(hidden)).sin())
+
+    plain = run_plainly(make)
+    counts = {}
+    for evict in (True, False):
+        with within(make, 0.8, recompute=False, evict=evict):
+            step = make()
+            assert run(step) == plain
+            before = lms.stats()["prefetch_hits"] + lms.stats()["prefetch_late"]
+            step(0)
+            counts[evict] = lms.stats()["prefetch_hits"] + lms.stats()["prefetch_late"] - before
+    assert counts[True] > 0

@@ -9,8 +9,10 @@ costs nothing: later it would be an error, or a wrong gradient.
 import contextlib
 import json
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +21,7 @@ from ebbtide.errors import StateError
 from ebbtide.lms import weights
 from ebbtide.lms.recompute.module_calls import ModuleCalls
 from ebbtide.lms.recompute.module_states import ModuleState
-from ebbtide.lms.recompute.objections import may_decide, module_objection, objection
+from ebbtide.lms.recompute.objections import call_objection, may_decide, module_objection
 from ebbtide.lms.recompute.second_runs import run
 from ebbtide.lms.recompute.structures import Structure, tensors_in
 from ebbtide.lms.recompute.trials import try_out
@@ -99,20 +101,27 @@ def remove() -> None:
 Rule = Literal["auto"] | bool | Callable[[Any], bool]
 
 
-def allow(recompute: Rule, evict: Rule) -> None:
-    """Which modules may be recomputed, and of which ones what they save may be evicted. Those that were refused before
-    are asked anew."""
-    assert _now.blocks is not None
-    _now.names_layers = callable(recompute) or callable(evict)
-    _now.may_evict = evict if callable(evict) else None if evict else lambda _: False
-    _now.blocks.allow(recompute if callable(recompute) else lambda _: bool(recompute))
-
-
 class Plan(NamedTuple):
     """What is recomputed, and what lies on the host, in each step."""
 
     calls: tuple[int, ...] = ()  # their keys, which are the same in each run of a program
     state_bytes: int = 0  # of optimizer states
+
+
+def allow(recompute: Rule, evict: Rule, plan: Plan | None) -> None:
+    """Which modules may be recomputed, and of which ones what they save may be evicted. Those that were refused before
+    are asked anew."""
+    assert _now.blocks is not None
+    extension = torch_extension.load("_lms")
+    _now.names_layers = callable(recompute) or evict is not True
+    _now.may_evict = evict if callable(evict) else None if evict else lambda _: False
+    _now.blocks.allow(recompute if callable(recompute) else lambda _: bool(recompute), plan)
+    extension.allow_recomputation(recompute is not False)
+    extension.allow_rest(evict is True)
+    if plan is None:
+        extension.free_choice()
+    else:
+        extension.force_choice(*plan)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -122,13 +131,16 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         ValueError: the file holds something else.
         OSError: it can't be read.
     """
-    text = Path(path).read_text(encoding="utf-8")
+    content = Path(path).read_bytes()
     try:
-        found = json.loads(text)
+        found = json.loads(content)
         if found["format"] != _PLAN_FORMAT:
             raise ValueError(f"its format is {found['format']!r}, not {_PLAN_FORMAT!r}")
-        return Plan(tuple(int(call["key"], 16) for call in found["recompute"]), int(found["state_bytes"]))
-    except (ValueError, TypeError, LookupError) as error:
+        plan = Plan(tuple(int(call["key"], 16) for call in found["recompute"]), int(found["state_bytes"]))
+        if not all(0 <= number < 1 << 64 for number in (*plan.calls, plan.state_bytes)):
+            raise ValueError("a number of it is none of 64 bits")
+        return plan
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} is no plan that ebbtide.lms.save_plan wrote: {error}") from None
 
 
@@ -157,7 +169,13 @@ def save_plan(path: str | os.PathLike[str]) -> None:
         "state_bytes": extension.planned_state_bytes() or 0,
         "recompute": recomputed,
     }
-    Path(path).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    whole = Path(path)
+    part = whole.with_name(f"{whole.name}.{os.getpid()}.part")  # so that an earlier plan stays if this one fails
+    try:
+        part.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        part.replace(whole)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def recomputed() -> list[tuple[str, int, float]]:
@@ -186,9 +204,11 @@ class Blocks:
         self._trials: dict[Any, weakref.ref[Any]] = {}  # by kind: those whose backward has not begun
         self._structures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._refused: dict[int, weakref.ref[Any]] = {}  # by the number of a module
+        self._unmatched: frozenset[int] = frozenset()  # keys of a plan that no step has been held against
 
-    def allow(self, may_recompute: Callable[[Any], bool]) -> None:
+    def allow(self, may_recompute: Callable[[Any], bool], plan: Plan | None) -> None:
         self._may_recompute = may_recompute
+        self._unmatched = frozenset(() if plan is None else plan.calls)
         self._reasons.clear()
         for number in [*self._refused]:
             self._permit(number)
@@ -207,10 +227,24 @@ class Blocks:
             told: the flags of the extension's CallScope.
         """
         if told & self._extension.NEW_CHOICE:
+            self._check_plan()
             self._check_choice(module)
         if told & self._extension.RECOMPUTE and self._number_of(module) not in self._refused and may_decide():
             return self._recompute(call, module, arguments, options)
         return call(module, *arguments, **options)
+
+    def _check_plan(self) -> None:
+        if not self._unmatched:
+            return
+        matched = {key for _, key in self._extension.chosen_calls()} & self._unmatched
+        if 2 * len(matched) < len(self._unmatched):
+            warnings.warn(
+                f"ebbtide.lms: a step makes {len(matched)} of the {len(self._unmatched)} calls that the plan "
+                "recomputes. It is of another program, or was saved under other rules for modules: save a new one",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._unmatched = frozenset()
 
     def _check_choice(self, root: Any) -> None:
         """Chooses anew without modules that can't be recomputed, as far as can be told before they are called."""
@@ -224,7 +258,7 @@ class Blocks:
             blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._refused.keys()
             # A program may call its blocks without a module around them: then each is looked at as it is called.
             known = {number: modules[number] for number in blocks if number in modules}
-            reasons = [(module, self._module_reason(module)) for module in known.values()]
+            reasons = [(module, self._reason(module, self._kind_of(module))) for module in known.values()]
             if not any(reason for _, reason in reasons):
                 return
             for module, reason in reasons:
@@ -232,10 +266,9 @@ class Blocks:
                     self._refuse(module, reason)
             self._extension.choose_again()
 
-    def _module_reason(self, module: Any) -> str:
+    def _reason(self, module: Any, kind: Any) -> str:
         if not self._may_recompute(module):
             return _FORBIDDEN
-        kind = self._kind_of(module)
         return _UNHASHABLE if kind is None else self._verdicts.get(kind, "") or module_objection(module)
 
     def _refuse(self, module: Any, reason: str) -> None:
@@ -262,14 +295,17 @@ class Blocks:
             return None
 
     def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        kind = self._kind_of(module)
-        if reason := self._module_reason(module):
+        kind, structure = self._kind_of(module), Structure(arguments, options, module)
+        if structure.has_cache and kind is not None:
+            kind = (kind, self._number_of(module))  # a layer may read the entries of others
+        if reason := self._reason(module, kind):
             self._refuse(module, reason)
-        elif reason := objection(module, arguments, options):
-            self._verdicts[kind] = reason  # likely of all calls of such modules
-            self._refuse(module, reason)
+        elif reason := call_objection(module, structure):
+            self._refuse_kind(kind, module, reason)  # likely of all calls of such modules
         elif kind in self._verdicts:
-            return run(call, module, arguments, options, lambda: self._second_run(module))
+            del structure  # or it would keep the arguments
+            on_second_run, on_doubt = partial(self._second_run, kind, module), partial(self._refuse_kind, kind, module)
+            return run(call, module, arguments, options, on_second_run, on_doubt)
         elif kind not in self._trials:
             self._extension.disturb_step()
             return self._try(kind, call, module, arguments, options)
@@ -277,13 +313,16 @@ class Blocks:
         self._extension.disturb_step()
         return call(module, *arguments, **options)
 
+    def _refuse_kind(self, kind: Any, module: Any, reason: str) -> None:
+        self._verdicts[kind] = reason
+        self._refuse(module, reason)
+
     @contextlib.contextmanager
-    def _second_run(self, module: Any) -> Iterator[None]:
+    def _second_run(self, kind: Any, module: Any) -> Iterator[None]:
         from torch.profiler import record_function
 
         if self._extension.keeps_graph():
-            self._verdicts[self._kind_of(module)] = _KEPT_GRAPH
-            self._refuse(module, _KEPT_GRAPH)
+            self._refuse_kind(kind, module, _KEPT_GRAPH)
         is_profiled = find("_C._autograd._profiler_enabled")()
         name = f"ebbtide::recompute {type(module).__name__}"
         try:
@@ -299,8 +338,7 @@ class Blocks:
         output, reason = try_out(call, module, arguments, options)
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if reason := reason or ("" if wanted else "what it returns needs no gradient"):
-            self._verdicts[kind] = reason
-            self._refuse(module, reason)
+            self._refuse_kind(kind, module, reason)
             return output
 
         def on_backward(_: Any) -> None:

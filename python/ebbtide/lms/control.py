@@ -129,6 +129,8 @@ def enable(
         raise TypeError(f"evict must be True, False, or a function of a module, not {evict!r}")
     if not isinstance(overflow, bool):
         raise TypeError(f"overflow must be True or False, not {overflow!r}")
+    if plan is not None and recompute is False:
+        raise ValueError("a plan says what to recompute, and recompute=False forbids it: give one of them")
     forced = None if plan is None or driver_choice.is_off() else calls.read_plan(plan)
     return _enable(_Given(parse_limit(limit), least, host, recompute, evict, overflow, forced))
 
@@ -157,10 +159,7 @@ def _enable(given: _Given) -> Enabled:
         take = functools.partial(devices.take_overflow, _now.device, _extension())
         _extension().set_overflow(take if given.overflow else None)
         _apply_rules()
-        calls.allow(given.recompute, given.evict)
-        _extension().allow_recomputation(given.recompute is not False)
-        _extension().allow_rest(given.evict is True)
-        _extension().free_choice() if given.plan is None else _extension().force_choice(*given.plan)
+        calls.allow(given.recompute, given.evict, given.plan)
     if logs.is_enabled():
         logs.log(logging.INFO, "%s", _describe_limits("on" if was_off else "changed", given))
     return Enabled(given, before)

@@ -17,9 +17,7 @@ from ebbtide.torch_support.torch_names import find
 
 
 class RandomStates:
-    """The generators of torch, of the CPU and of the devices that tensors are on, of Python and of NumPy, at
-    construction.
-    """
+    """The generators of torch, of the CPU and of the devices that tensors are on, at construction."""
 
     def __init__(self, tensors: list[Any]) -> None:
         import torch
@@ -27,7 +25,6 @@ class RandomStates:
         devices = sorted({tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}, key=str)
         self._cpu = torch.get_rng_state()
         self._devices = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
-        self._others = OtherRandomStates()
 
     def restore(self) -> None:
         import torch
@@ -35,34 +32,36 @@ class RandomStates:
         torch.set_rng_state(self._cpu)
         for device, state in self._devices:
             torch.get_device_module(device).set_rng_state(state, device)
-        self._others.restore()
 
 
 class OtherRandomStates:
-    """Python's and NumPy's own generators, at construction."""
+    """Python's and NumPy's own generators, at construction.
+
+    Other threads draw from them, too: who set them back would make those draw the same numbers twice.
+    """
 
     def __init__(self) -> None:
         self._python, self._numpy = random.getstate(), _numpy_state()
 
     def have_moved(self) -> bool:
-        """Importing NumPy is no draw."""
+        """Whether this thread or another one has drawn. Importing NumPy is no draw."""
         moved_numpy = self._numpy is not None and not _are_equal(_numpy_state(), self._numpy)
         return moved_numpy or random.getstate() != self._python
-
-    def restore(self) -> None:
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Draws the same numbers inside, and goes on afterwards where they are now."""
         now = OtherRandomStates()
-        self.restore()
+        self._set()
         try:
             yield
         finally:
-            now.restore()
+            now._set()
+
+    def _set(self) -> None:
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
 
 
 def _numpy_state() -> Any:

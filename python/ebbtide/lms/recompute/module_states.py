@@ -1,10 +1,19 @@
 """What the modules of a subtree hold at one moment, without copies of tensors."""
 
+import array
 import contextlib
 import functools
+import numbers
 import operator
+import random
+import sys
+import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
+
+MOST_NESTED = 2  # containers and objects below an attribute: what lies deeper is not looked at
+Path = tuple[str, ...]  # names, outermost first
 
 
 class ModuleState:
@@ -26,17 +35,25 @@ class ModuleState:
             if updated := _statistics_of(one):
                 self._statistics.append((buffers, updated))
             self._tensors += [*parameters.values(), *(each for name, each in buffers.items() if name not in updated)]
+        self._contents = list(_contents_of(self._modules))
         self._tensors = [tensor for tensor in self._tensors if tensor is not None]
         self._versions = [tensor._version for tensor in self._tensors]
         self._flags = [tensor.requires_grad for tensor in self._tensors]
 
     def difference(self) -> str:
-        """The path of the first attribute that is another one now; "" if there is none."""
+        """The first attribute, or what is in one, that is another one now, as a noun; "" if there is none."""
         for index, (own, copy) in enumerate(self._dicts):
             for name in {**own, **copy}:
                 if name not in own or name not in copy or not _are_same(own[name], copy[name]):
-                    return self._path(index, name)
-        return ""
+                    return f"the attribute {self._path(index, name)}"
+        changed = (content.path for content in self._contents if content.has_changed())
+        return next((f"what {_name(path)} contains" for path in changed), "")
+
+    def hidden(self) -> str:
+        """The path of the first value that may change inside unseen, and its type; "" if there is none."""
+        found = ((content.path, each) for content in self._contents for each in content.parts() if _is_hidden(each))
+        own = ((path, each) for path, each in _attributes_of(self._modules) if _is_hidden(each))
+        return next((f"{_name(path)}, a {type(each).__name__}" for path, each in (*own, *found)), "")
 
     def written(self) -> str:
         """The path of a parameter or buffer that has been written in place since; "" if there is none."""
@@ -56,10 +73,12 @@ class ModuleState:
         return self._tensors
 
     def restore(self) -> None:
-        """Puts the attributes back."""
+        """Puts the attributes back, and what is in them."""
         for own, copy in self._dicts:
             if not _are_identical(own, copy):
                 _assign(own, copy)
+        for content in self._contents:
+            content.restore()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -69,9 +88,12 @@ class ModuleState:
         swapped = [(own, own.copy(), copy) for own, copy in self._dicts if not _are_identical(own, copy)]
         pairs = zip(self._tensors, self._flags, strict=True)
         flags = [(tensor, flag) for tensor, flag in pairs if tensor.requires_grad != flag and tensor.is_leaf]
+        contents = [(content, content.now()) for content in self._contents if content.has_changed()]
         try:
             for own, _, copy in swapped:
                 _assign(own, copy)
+            for content, _ in contents:
+                content.restore()
             for tensor, flag in flags:
                 tensor.requires_grad_(flag)
             with self.without_statistics():
@@ -79,6 +101,8 @@ class ModuleState:
         finally:
             for own, now, _ in swapped:
                 _assign(own, now)
+            for _, content in contents:
+                content.restore()
             for tensor, flag in flags:
                 tensor.requires_grad_(not flag)
 
@@ -100,15 +124,43 @@ class ModuleState:
 
     def _path(self, index: int, name: str) -> str:
         path, _ = self._modules[index // 4]
-        return f"{path}.{name}" if path else name
+        return _name((path, name))
+
+
+class _Content:
+    """A container, or the attributes of an object, and what it holds at construction."""
+
+    def __init__(self, path: Path, held: Any) -> None:
+        self.path, self._held = path, held
+        self._copy: Any = dict(held) if isinstance(held, dict) else list(held)
+
+    def parts(self) -> list[Any]:
+        return _parts(self._copy)
+
+    def has_changed(self) -> bool:
+        now, before = _parts(self._held), _parts(self._copy)
+        return len(now) != len(before) or not all(map(_are_same, now, before))
+
+    def now(self) -> "_Content":
+        return _Content(self.path, self._held)
+
+    def restore(self) -> None:
+        if not self.has_changed():
+            return
+        if isinstance(self._held, dict):
+            _assign(self._held, self._copy)
+        elif isinstance(self._held, list):
+            self._held[:] = self._copy
+        else:
+            self._held.clear()
+            (self._held.update if isinstance(self._held, set) else self._held.extend)(self._copy)
 
 
 def _statistics_of(module: Any) -> list[str]:
     """Which of its buffers are the running mean and its like, of batches that it normalizes by their own."""
-    if not module.training or not isinstance(module, _batch_norms()):
-        return []
     names = ("running_mean", "running_var", "num_batches_tracked")
-    return [name for name in names if module._buffers.get(name) is not None]
+    is_updated = module.training and isinstance(module, _batch_norms())
+    return [name for name in names if is_updated and vars(module)["_buffers"].get(name) is not None]
 
 
 @functools.cache
@@ -117,6 +169,106 @@ def _batch_norms() -> tuple[type, ...]:
     from torch import nn
 
     return nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
+# --- what is in attributes ---
+
+
+@functools.cache
+def _kept_by_torch() -> frozenset[str]:
+    """The attributes of every module."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+@functools.cache
+def _plain() -> set[type]:
+    """Types of values that hold nothing."""
+    import torch
+
+    of_torch = (torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, torch.Size, torch.memory_format)
+    of_code = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, type)
+    return {int, float, bool, complex, str, bytes, type(None), *of_torch, *of_code}
+
+
+def _attributes_of(modules: list[tuple[str, Any]]) -> Iterator[tuple[Path, Any]]:
+    for path, one in modules:
+        for name, value in vars(one).items():
+            if type(value) not in _plain() and name not in _kept_by_torch():
+                yield (path, name), value
+
+
+def _contents_of(modules: list[tuple[str, Any]]) -> Iterator[_Content]:
+    seen: set[int] = set()
+    for path, value in _attributes_of(modules):
+        yield from _contents_in(path, value, seen, MOST_NESTED)
+
+
+def _contents_in(path: Path, value: Any, seen: set[int], depth: int) -> Iterator[_Content]:
+    if type(value) in _plain() or depth == 0 or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict | list | set | deque | tuple):
+        yield _Content(path, value)
+        parts = [(path, part) for part in _parts(value)]
+    elif _is_object(value):
+        yield _Content(path, vars(value))
+        parts = [((*path, name), part) for name, part in (*vars(value).items(), *_shared_by(type(value)))]
+    else:
+        return
+    for name, part in parts:
+        yield from _contents_in(name, part, seen, depth - 1)
+
+
+def _shared_by(kind: type) -> Iterator[tuple[str, Any]]:
+    """Containers that all objects of a class have in common."""
+    return ((name, value) for name, value in vars(kind).items() if isinstance(value, dict | list | set | deque))
+
+
+def _parts(held: Any) -> list[Any]:
+    return [part for item in held.items() for part in item] if isinstance(held, dict) else list(held)
+
+
+def _is_object(value: Any) -> bool:
+    """Whether it is an object of the program, or of a library, that may keep what a forward tells it."""
+    import torch
+
+    known = (torch.nn.Module, torch.Tensor, type, numbers.Number, types.ModuleType, types.FunctionType)
+    return hasattr(value, "__dict__") and not isinstance(value, known) and not _is_of_torch(type(value))
+
+
+def _is_of_torch(kind: type) -> bool:
+    """An operator of torch, say, which keeps what it looked up."""
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _is_hidden(value: Any) -> bool:
+    """Whether it changes where nobody sees that: an iterator, random numbers, bytes, an object without a `__dict__`."""
+    kind = type(value)
+    if kind in _plain() or isinstance(value, numbers.Number | tuple):
+        return False
+    if _is_of_torch(kind):
+        return isinstance(value, random_sources())
+    has_slots = hasattr(kind, "__slots__") and not hasattr(value, "__dict__")
+    return has_slots or hasattr(kind, "__next__") or isinstance(value, (bytearray, array.array, *_arrays()))
+
+
+def _arrays() -> tuple[type, ...]:
+    numpy: Any = sys.modules.get("numpy")
+    return random_sources() if numpy is None else (numpy.ndarray, *random_sources())
+
+
+def random_sources() -> tuple[type, ...]:
+    """Generators of random numbers of a program's own."""
+    import torch
+
+    numpy: Any = sys.modules.get("numpy.random")
+    return (torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy else ()))
+
+
+def _name(path: Path) -> str:
+    return ".".join(filter(None, path))
 
 
 def _are_identical(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -1,11 +1,10 @@
 """What forbids to run a call again, as far as torch's state, the module and the arguments tell before the call."""
 
 import functools
-import random
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ebbtide.lms.recompute.module_states import random_sources
 from ebbtide.lms.recompute.structures import Structure
 from ebbtide.torch_support.torch_names import find
 
@@ -91,11 +90,10 @@ def _is_capturing() -> bool:
 # --- modules and arguments ---
 
 
-def objection(module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """Why this call can't be recomputed, as a sentence fragment for a report; "" if nothing speaks against it."""
-    if problem := module_objection(module):
-        return problem
-    structure = Structure(arguments, options, module)
+def call_objection(module: Any, structure: Structure) -> str:
+    """Why calls with such arguments can't be recomputed, as a sentence fragment for a report; "" if nothing speaks
+    against it. `module_objection` asks for more.
+    """
     if structure.unknown:
         return structure.unknown
     parameters = [one for one in module.parameters() if one is not None]
@@ -106,12 +104,24 @@ def module_objection(module: Any) -> str:
     """Why no call of this module can be recomputed. Looks at the whole subtree each time: hooks may be added at any
     moment.
     """
-    sources = _random_sources()
+    if any(_hooks_of_all_modules()):
+        return "the program has hooks on all modules"
+    sources = frozenset(random_sources())
     for name, one in module.named_modules():
         kind: Any = type(one)
         if problem := _objection_to_class(kind) or _objection_to_attributes(one, sources):
             return f"{problem} ({name})" if name else problem
     return ""
+
+
+@functools.cache
+def _hooks_of_all_modules() -> tuple[dict[int, Any], ...]:
+    return (
+        find("nn.modules.module._global_forward_hooks"),
+        find("nn.modules.module._global_forward_pre_hooks"),
+        find("nn.modules.module._global_backward_hooks"),
+        find("nn.modules.module._global_backward_pre_hooks"),
+    )
 
 
 def _objection_to_class(kind: type) -> str:
@@ -130,13 +140,6 @@ def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> st
         source = next(iter(random_sources.intersection(map(type, attributes.values()))))
         return f"it holds a {source.__name__} of its own"
     return ""
-
-
-def _random_sources() -> frozenset[type]:
-    import torch
-
-    numpy: Any = sys.modules.get("numpy.random")
-    return frozenset({torch.Generator, random.Random, *((numpy.Generator, numpy.RandomState) if numpy else ())})
 
 
 def _objection_to_tensors(tensors: list[Any]) -> str:

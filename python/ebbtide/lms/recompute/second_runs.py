@@ -23,13 +23,22 @@ from ebbtide.lms.recompute.structures import Structure
 
 Call = Callable[..., Any]  # takes the module, then its arguments
 Entrance = Callable[[], AbstractContextManager[Any]]
+DRAWS = "Python's or NumPy's random numbers are drawn while it runs"
 
 
-def run(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[str, Any], on_second_run: Entrance) -> Any:
+def run(
+    call: Call,
+    module: Any,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    on_second_run: Entrance,
+    on_doubt: Callable[[str], None] = lambda reason: None,
+) -> Any:
     """`call(module, *arguments, **options)`, whose saved tensors are dropped and made again in backward.
 
     Args:
         on_second_run: makes a context manager that is entered around each second run.
+        on_doubt: is told why such calls should not be recomputed from now on.
 
     Raises:
         RuntimeError: in backward, where an argument, a parameter or a buffer was changed in place after the call.
@@ -39,7 +48,7 @@ def run(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[str, 
 
     structure = Structure(arguments, options, module)
     tensors, structure.tensors = structure.tensors, []
-    repeated = _RepeatedCall(call, module, structure, on_second_run)
+    repeated = _RepeatedCall(call, module, structure, on_second_run, on_doubt)
     repeated.original = arguments, options
     return checkpoint(repeated, *tensors, use_reentrant=False, preserve_rng_state=True)
 
@@ -47,10 +56,12 @@ def run(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[str, 
 class _RepeatedCall:
     """The function of a checkpoint: called once in forward, and once for each backward."""
 
-    def __init__(self, call: Call, module: Any, structure: Structure, on_second_run: Entrance) -> None:
+    def __init__(
+        self, call: Call, module: Any, structure: Structure, on_second_run: Entrance, on_doubt: Callable[[str], None]
+    ) -> None:
         self.original: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # until the first run takes them
         self._call, self._module, self._structure = call, module, structure
-        self._on_second_run = on_second_run
+        self._on_second_run, self._on_doubt = on_second_run, on_doubt
         self._state, self._switches = ModuleState(module), Switches()
         self._random: OtherRandomStates | None = None  # where the first run drew from them
 
@@ -60,9 +71,12 @@ class _RepeatedCall:
             (arguments, options), self.original = self.original, None
             random = OtherRandomStates()
             result = self._call(self._module, *arguments, **options)
-            self._random = random if random.have_moved() else None
+            if random.have_moved():
+                self._random = random
+                self._on_doubt(DRAWS)
             return result
         if written := self._state.written():
+            self._on_doubt(f"{written} is changed in place after the call")
             raise RuntimeError(
                 f"{written} of {type(self._module).__name__} was changed in place after the forward. Backward needs it "
                 "as it was, since ebbtide's LMS computes this module again: forbid that with recompute=False"

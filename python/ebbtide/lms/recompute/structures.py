@@ -26,6 +26,7 @@ class Structure:
         tensors: each tensor once, however often it is passed: attention compares its arguments by identity. Clear it
             before the structure is kept, or it keeps them alive.
         leaves: the identity of each tensor and each other value, to tell whether a container has been changed.
+        has_cache: a growing cache is among the arguments.
         unknown: the first argument that can't be taken apart, as a sentence fragment; "" if there is none.
     """
 
@@ -33,7 +34,7 @@ class Structure:
         self._module = module
         self.tensors: list[Any] = []
         self.leaves: list[int] = []
-        self.unknown = ""
+        self.unknown, self.has_cache = "", False
         self._indices: dict[int, int] = {}
         self._arguments = [self._take(value, f"argument {index}") for index, value in enumerate(arguments)]
         self._options = {name: self._take(value, f"argument {name}") for name, value in options.items()}
@@ -55,7 +56,7 @@ class Structure:
                 self.tensors.append(value)
             return lambda tensors: tensors[index]
         if is_growing_cache(value):
-            before = _copy_of_cache(value, self._module)
+            before, self.has_cache = _copy_of_cache(value, self._module), True
             self.leaves.append(id(value))
             return lambda tensors: _copy_of_cache(before, None)
         opened = None if is_immutable(value) else open_container(value)
@@ -86,6 +87,8 @@ def is_growing_cache(value: Any) -> bool:
         return False
     parts = [part for part in vars(value).values() if _is_of_transformers(part)]
     layers = vars(value).get("layers", [])
+    if "layers" not in vars(value) and not parts:
+        return False
     return all(type(layer).__name__.startswith("Dynamic") for layer in layers) and all(map(is_growing_cache, parts))
 
 

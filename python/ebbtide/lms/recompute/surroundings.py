@@ -1,8 +1,6 @@
 """What a call may change beside its results: attributes, buffers, arguments."""
 
 import contextlib
-import operator
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,23 +10,17 @@ from ebbtide.lms.recompute.structures import Structure
 from ebbtide.lms.recompute.watch import Findings, make_watch, storages_of
 
 MOST_COPIED_BYTES = 16 << 20  # of one buffer
-CONTAINERS = (list, dict, set, deque)
 
 
 class Surroundings:
     """A module and the arguments of a call, at construction."""
 
     def __init__(self, module: Any, structure: Structure) -> None:
-        modules = list(module.named_modules())
-        attributes = [(path, name, value) for path, one in modules for name, value in vars(one).items()]
         self._module, self._arguments, self._leaves = ModuleState(module), structure.tensors, structure.leaves
-        self._are_compiled = any(_is_compiled(one) for _, one in modules)
-        named = [(f"{path}.{name}".lstrip("."), value) for path, name, value in attributes]
-        self._objects = [(name, value, dict(vars(value))) for name, value in named if _is_plain_object(value)]
-        named += [(f"{path}.{name}", part) for path, one, _ in self._objects for name, part in _parts(one)]
-        self._containers = [(name, value, _content(value)) for name, value in named if isinstance(value, CONTAINERS)]
+        self._are_compiled = any(_is_compiled(one) for one in module.modules())
+        attributes = (value for one in module.modules() for value in vars(one).values())
         # Neither parameters nor buffers, which the state of the module has.
-        self._loose = [value for _, _, value in attributes if _is_tensor(value)]
+        self._loose = [value for value in attributes if _is_tensor(value)]
         self._versions = [tensor._version for tensor in self._loose + self._arguments]
         # BatchNorm's kernels write buffers without a new version.
         small = [(name, buffer) for name, buffer in module.named_buffers() if buffer.nbytes <= MOST_COPIED_BYTES]
@@ -40,27 +32,27 @@ class Surroundings:
 
     def change(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
         """What has been changed since, as a sentence fragment; "" if nothing."""
+        if name := self._module.hidden():
+            return f"it holds {name}, which may change unseen"
         if name := self._module.difference():
-            return f"its forward sets the attribute {name}"
+            return f"its forward changes {name}"
         if name := self._module.written():
             return f"its forward changes {name} in place"
+        if problem := self._change_of_buffers():
+            return problem
+        if Structure(arguments, options).leaves != self._leaves:
+            return "its forward changes what an argument contains"
+        if [tensor._version for tensor in self._loose + self._arguments] != self._versions:
+            return "its forward changes an argument or a tensor of the module in place"
+        return ""
+
+    def _change_of_buffers(self) -> str:
         for name, buffer, copy in self._buffers:
             if bits.difference(buffer.detach(), copy):
                 return f"its forward changes {name} in place"
         for of_layer in self._statistics:
             if not any(bits.difference(now, copy) for now, copy in of_layer):
                 return "a layer of it may normalize by its running statistics"
-        for name, value, before in self._objects:
-            if (now := vars(value)).keys() != before.keys() or any(now[key] is not before[key] for key in now):
-                return f"its forward changes an attribute of {name}"
-        for name, value, content in self._containers:
-            now = _content(value)
-            if len(now) != len(content) or not all(map(operator.is_, now, content)):
-                return f"its forward changes what {name} contains"
-        if Structure(arguments, options).leaves != self._leaves:
-            return "its forward changes what an argument contains"
-        if [tensor._version for tensor in self._loose + self._arguments] != self._versions:
-            return "its forward changes an argument or a tensor of the module in place"
         return ""
 
     @contextlib.contextmanager
@@ -79,19 +71,6 @@ class Surroundings:
         self._module.restore()
 
 
-def _is_plain_object(value: Any) -> bool:
-    """Whether it is an object of the program, or of a library, that may keep what a forward tells it."""
-    import torch
-
-    known = (torch.nn.Module, torch.Tensor, type)
-    return hasattr(value, "__dict__") and not isinstance(value, known) and not callable(value)
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object and of its class."""
-    yield from [*vars(value).items(), *vars(type(value)).items()]
-
-
 def _is_tensor(value: Any) -> bool:
     import torch
 
@@ -100,7 +79,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_compiled(module: Any) -> bool:
     return vars(module).get("_compiled_call_impl") is not None or "_orig_mod" in vars(module)["_modules"]
-
-
-def _content(value: Any) -> list[Any]:
-    return [part for item in value.items() for part in item] if isinstance(value, dict) else list(value)

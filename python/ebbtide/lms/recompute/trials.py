@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbtide.lms.recompute import bits
-from ebbtide.lms.recompute.global_states import RandomStates
-from ebbtide.lms.recompute.second_runs import Call
+from ebbtide.lms.recompute.global_states import OtherRandomStates, RandomStates
+from ebbtide.lms.recompute.second_runs import DRAWS, Call
 from ebbtide.lms.recompute.structures import Structure, tensors_in
 from ebbtide.lms.recompute.surroundings import Surroundings
 from ebbtide.lms.recompute.watch import Findings, Stopped
@@ -28,13 +28,14 @@ def try_out(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[s
     """
     structure = Structure(arguments, options, module)
     before, random_before = Surroundings(module, structure), RandomStates(structure.tensors)
+    others = OtherRandomStates()
     kept = [_keep(tensor) for tensor in structure.tensors]
     saved: list[Any] = []
     with _recording(saved):
         output = call(module, *arguments, **options)
     if structure.unknown:
         return output, structure.unknown
-    if objection := before.change(arguments, options):
+    if objection := DRAWS if others.have_moved() else before.change(arguments, options):
         return output, objection
     if not saved:
         return output, "it saves nothing for backward"

@@ -1,0 +1,88 @@
+"""Plans that a run saves and another one follows."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import lms_models  # noqa: E402
+from ebbtide.lms import calls  # noqa: E402
+from lms_calls import FAST, run  # noqa: E402
+
+pytestmark = pytest.mark.sim_only
+
+
+def test_a_saved_plan_is_followed(lms, within, lms_extension, tmp_path):
+    step, file = lms_models.gpt(), tmp_path / "plan.json"
+    with within(lms_models.gpt, 0.7):
+        run(step)
+        lms.save_plan(file)
+        saved = calls.read_plan(file)
+    # The bus is so fast that another choice is better.
+    with within(lms_models.gpt, 0.7, FAST, plan=file):
+        run(step)
+        assert {key for _, key in lms_extension.chosen_calls()} == set(saved.calls) != set()
+    with within(lms_models.gpt, 0.7, FAST):
+        run(step)
+        assert {key for _, key in lms_extension.chosen_calls()} != set(saved.calls)
+
+
+PLAN = b'{"format": "ebbtide.lms plan 1", '
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"format": "another"}',
+        PLAN + b'"x": 1}',
+        PLAN + b'"state_bytes": -1, "recompute": []}',
+        PLAN + b'"state_bytes": Infinity, "recompute": []}',
+        PLAN + b'"state_bytes": 0, "recompute": [{"key": "10000000000000000"}]}',
+    ],
+    ids=lambda content: content[-24:].decode("latin1"),
+)
+def test_another_file_is_no_plan(lms, tmp_path, content):
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(ValueError, match="is no plan that "):
+        lms.enable(limit="1GiB", recompute="auto", plan=tmp_path / "plan.json")
+    with pytest.raises(FileNotFoundError):
+        lms.enable(limit="1GiB", recompute="auto", plan=tmp_path / "missing.json")
+    assert not lms.enabled
+
+
+def test_a_plan_of_another_program_is_told(lms, within, tmp_path):
+    step, file = lms_models.gpt(), tmp_path / "plan.json"
+    with within(lms_models.gpt, 0.7):
+        run(step)
+        lms.save_plan(file)
+    said = r"makes 0 of the \d+ calls that the plan recomputes"
+    with within(lms_models.unet, 0.7, FAST, plan=file), pytest.warns(RuntimeWarning, match=said):
+        run(lms_models.unet())
+
+
+def test_a_plan_that_can_not_be_written_leaves_the_earlier_one(lms, within, tmp_path, monkeypatch):
+    file = tmp_path / "plan.json"
+    with within(lms_models.gpt, 0.7):
+        run(lms_models.gpt())
+        lms.save_plan(file)
+        before = file.read_bytes()
+
+        def fill_disk(self, text, **_):
+            self.write_bytes(text[:100].encode())
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", fill_disk)
+        with pytest.raises(OSError, match="No space"):
+            lms.save_plan(file)
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"] and file.read_bytes() == before
+
+
+def test_a_plan_says_what_to_recompute(lms, tmp_path):
+    with pytest.raises(ValueError, match="recompute=False forbids it"):
+        lms.enable(limit="1GiB", recompute=False, plan=tmp_path / "plan.json")
+    assert not lms.enabled
