@@ -4,8 +4,10 @@
 #
 #   [REVISION=<git revision>] tools/gpu_ci.sh [build] [tests] [sanitizer] [examples] [bench]   (default: all)
 #
-# With two GPUs, "two" in place of "tests" gives each of the two passes a GPU, and then both to the tests that need
-# both. "lms" is the part of the tests for large model support alone.
+# In place of "tests", which takes half an hour: "beside" are the tests that may run side by side, on one GPU; "alone"
+# are those that need a GPU for themselves, shared out among all GPUs that there are; "peers" are those that need two.
+# STEP_SECONDS: after so long, each of these is interrupted and reports what it has found. "lms" is the part of the
+# tests for large model support alone.
 # By hand, and for the sake of the machine's many processors, on the simulated device: "asan", "tsan", "walks" (random
 # walks of 100000 steps with the seeds in $SEEDS) and "mutants" (the samples in $MUTANTS, such as "7:20 8:20").
 # Steps are independent: a failed one is named at the end and makes the exit status 1, the others still run.
@@ -29,6 +31,13 @@ run() { # run NAME COMMAND...: its output to $OUT/NAME.log, its last lines to th
 
 export PYTHONUNBUFFERED=1 EBBTIDE_DRIVER=cuda
 SITE=(env "PYTHONPATH=$PWD/build/site${PYTHONPATH:+:$PYTHONPATH}")
+# The names of tests, so that those which were never reported can be told.
+ON_GPU=("${SITE[@]}" EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 timeout -s INT -k 15 "${STEP_SECONDS:-0}"
+  python3 -m pytest --tb=short -v --timeout=240 --durations=25 --ignore=tests/tooling)
+
+found() { # found LOG...: what failed, and the totals
+  grep -hE "^(FAILED|ERROR) |^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$@" | cut -c1-300
+}
 
 for step in $steps; do
   case $step in
@@ -38,23 +47,33 @@ for step in $steps; do
       # The totals of both passes.
       grep -E "^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT/gpu-test.log"
       ;;
-    two)
-      export EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1
-      pytest=("${SITE[@]}" python3 -m pytest --tb=short -q --timeout=240)
-      (
-        failed=()
-        CUDA_VISIBLE_DEVICES=0 run beside "${pytest[@]}" -n "${PYTEST_JOBS:-16}" -m "not device_memory"
-        exit ${#failed[@]}
-      ) &
-      beside=$!
-      CUDA_VISIBLE_DEVICES=1 run alone "${pytest[@]}" -m device_memory
-      wait "$beside" || failed+=(beside)
-      run both "${pytest[@]}" tests/gpu/test_gpu_peers.py tests/gpu/test_gpu_nccl.py tests/gpu/test_gpu_lms.py -k "peers or nccl or two_gpus"
-      grep -hE "^(FAILED|ERROR) |^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s" "$OUT"/{beside,alone,both}.log
+    beside)
+      LINES_SHOWN=1 run beside env CUDA_VISIBLE_DEVICES=0 "${ON_GPU[@]}" -n "${PYTEST_JOBS:-12}" --dist loadfile \
+        --max-worker-restart=0 -m "not device_memory"
+      found "$OUT/beside.log"
+      ;;
+    alone)
+      mapfile -t files < <(grep -rl device_memory tests --include='test_*.py' | grep -v '^tests/tooling/' | sort)
+      gpus=$(nvidia-smi -L | wc -l) runs=()
+      for ((gpu = 0; gpu < gpus; ++gpu)); do
+        mine=()
+        for ((index = gpu; index < ${#files[@]}; index += gpus)); do mine+=("${files[index]}"); done
+        (
+          failed=()
+          LINES_SHOWN=1 run "alone-$gpu" env CUDA_VISIBLE_DEVICES=$gpu "${ON_GPU[@]}" -m device_memory "${mine[@]}"
+          exit ${#failed[@]}
+        ) &
+        runs+=("$!:$gpu")
+      done
+      for each in "${runs[@]}"; do wait "${each%:*}" || failed+=("alone-${each#*:}"); done
+      found "$OUT"/alone-*.log
+      ;;
+    peers)
+      run peers "${ON_GPU[@]}" tests/gpu/test_gpu_peers.py tests/gpu/test_gpu_nccl.py tests/gpu/test_gpu_lms.py \
+        -k "peers or nccl or two_gpus"
       ;;
     lms)
-      run lms env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 "${SITE[@]}" \
-        python3 -m pytest --tb=short -q --timeout=240 tests/gpu/test_gpu_lms*.py
+      run lms "${ON_GPU[@]}" tests/gpu/test_gpu_lms*.py
       ;;
     asan | tsan) run "$step" env EBBTIDE_DRIVER=sim make --no-print-directory "$step" SYSTEM=1 ;;
     walks)

@@ -40,7 +40,8 @@ def test_no_allocation_waits_for_an_eviction_once_the_steps_are_known(trial):
                 losses.append(loss.item())
                 waits.append(control.reclaims() - before)
             print(lms.report())
-        assert losses == plain and waits[-3:] == [0, 0, 0], (losses, plain, waits)
+        assert losses == plain, (losses, plain)
+        assert waits[-3:] == [0, 0, 0], waits
     """)
 
 

@@ -42,9 +42,10 @@ def tables(monkeypatch):
 
 
 @pytest.fixture
-def looks(monkeypatch):
+def looks(saver, monkeypatch):
     """The pools that were examined."""
     seen = []
+    assert saver.device  # starts the backend, which no earlier test may have done
     backend = backends.existing_backend()
     look = backend.segments_of
     monkeypatch.setattr(backend, "segments_of", lambda pools: (seen.extend(pools), look(pools))[1], raising=False)
