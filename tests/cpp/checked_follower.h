@@ -18,7 +18,7 @@ class CheckedFollower {
  public:
   uint32_t entered(const ModuleCall& call, uint32_t parent, uint64_t demand_bytes, double now) {
     const uint32_t index =
-        follower.entered({call.key, call.module, call.kind, parent, call.input_bytes}, demand_bytes, now);
+        follower.entered({call.key, call.name, call.module, call.kind, parent, call.input_bytes}, demand_bytes, now);
     check();
     return index;
   }

@@ -47,6 +47,7 @@ inline StepRecord block_step(const std::vector<BlockShape>& blocks, uint64_t bas
     const auto call = static_cast<uint32_t>(record.calls.size());
     const auto entered_at = static_cast<uint32_t>(record.events.size());
     record.calls.push_back({.key = call + uint64_t{1},
+                            .name = call + uint64_t{500},
                             .module = call + uint64_t{1},
                             .parent = 0,
                             .entered_at = entered_at,

@@ -265,7 +265,8 @@ TEST(StepChoice, AForcedOneRecomputesWhatIsDemandedWhateverThatCosts) {
   StepLimits limits = limits_at(record, 70);
   limits.state_bytes = uint64_t{1} << 30;
   const std::vector<Block> blocks = find_blocks(record, {});
-  const ForcedChoice forced{{record.calls[blocks[3].call].key, record.calls[blocks[5].call].key, 1}, uint64_t{1} << 20};
+  const ForcedChoice forced{{record.calls[blocks[3].call].name, record.calls[blocks[5].call].name, 1},
+                            uint64_t{1} << 20};
   const StepChoice choice = choose_forced(record, limits, blocks, forced);
   ASSERT_EQ(choice.recomputed.size(), 2u);
   EXPECT_EQ(choice.recomputed[0].call, blocks[3].call);

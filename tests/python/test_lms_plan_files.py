@@ -13,19 +13,34 @@ from lms_calls import FAST, run  # noqa: E402
 pytestmark = pytest.mark.sim_only
 
 
-def test_a_saved_plan_is_followed(lms, within, lms_extension, tmp_path):
-    step, file = lms_models.gpt(), tmp_path / "plan.json"
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"evict": lambda module: True},
+        {"recompute": lambda module: not isinstance(module, torch.nn.Linear)},
+    ],
+    ids=["same", "evict", "recompute"],
+)
+def test_a_saved_plan_is_followed(lms, within, lms_extension, tmp_path, rules):
+    """By a model that is made anew, whose modules are called after another one, under rules that name layers, too."""
+    file = tmp_path / "plan.json"
+
+    def chosen():
+        return {key for _, key, *_ in lms_extension.recomputed_blocks()}
+
     with within(lms_models.gpt, 0.7):
-        run(step)
+        run(lms_models.gpt())
         lms.save_plan(file)
         saved = calls.read_plan(file)
     # The bus is so fast that another choice is better.
-    with within(lms_models.gpt, 0.7, FAST, plan=file):
-        run(step)
-        assert {key for _, key in lms_extension.chosen_calls()} == set(saved.calls) != set()
+    with within(lms_models.gpt, 0.7, FAST, plan=file, **rules):
+        torch.nn.Linear(4, 4)(torch.ones(1, 4)).sum().backward()
+        run(lms_models.gpt())
+        assert chosen() == set(saved.calls) != set()
     with within(lms_models.gpt, 0.7, FAST):
-        run(step)
-        assert {key for _, key in lms_extension.chosen_calls()} != set(saved.calls)
+        run(lms_models.gpt())
+        assert chosen() != set(saved.calls)
 
 
 PLAN = b'{"format": "ebbtide.lms plan 1", '

@@ -201,7 +201,7 @@ StepChoice choose_forced(const StepRecord& record, const StepLimits& limits, con
                          const ForcedChoice& forced) {
   std::vector<Block> taken;
   std::copy_if(blocks.begin(), blocks.end(), std::back_inserter(taken),
-               [&](const Block& block) { return forced.recomputed.contains(record.calls[block.call].key); });
+               [&](const Block& block) { return forced.recomputed.contains(record.calls[block.call].name); });
   return make_choice(record, limits, std::move(taken), std::min(forced.state_bytes, limits.state_bytes));
 }
 

@@ -24,7 +24,7 @@ struct StepChoice {
 
 // What the program demands in place of the fastest choice.
 struct ForcedChoice {
-  std::unordered_set<uint64_t> recomputed;  // keys of calls
+  std::unordered_set<uint64_t> recomputed;  // names of calls
   uint64_t state_bytes = 0;                 // as of a choice
 };
 

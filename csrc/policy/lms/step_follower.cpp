@@ -29,6 +29,7 @@ uint32_t StepFollower::entered(const NewCall& made, uint64_t demand_bytes, doubl
   const auto call = static_cast<uint32_t>(record_.calls.size());
   if (!note(StepEventKind::kEntered, call, demand_bytes, now)) return kNone;
   record_.calls.push_back({.key = made.key,
+                           .name = made.name,
                            .module = made.module,
                            .kind = made.kind,
                            .parent = made.parent < call ? made.parent : kNone,

@@ -28,7 +28,7 @@ struct StepActions {
 };
 
 struct NewCall {
-  uint64_t key = 0, module = 0;
+  uint64_t key = 0, name = 0, module = 0;
   uint64_t kind = 0;         // equal for modules that are built alike
   uint32_t parent = kNone;   // as entered() returned it
   uint64_t input_bytes = 0;  // of its arguments' storages that may leave

@@ -40,7 +40,8 @@ struct StepEvent {
 
 // A call of a module, in the order of their beginnings: calls inside it follow it.
 struct ModuleCall {
-  uint64_t key = 0;  // the module, and how many calls of it came before in this step: the same in each step
+  uint64_t key = 0;   // the module, and how many calls of it came before in this step: the same in each step
+  uint64_t name = 0;  // as the key, and the same in each run of a program
   uint64_t module = 0;
   uint64_t kind = 0;        // equal for modules that are built alike
   uint32_t parent = kNone;  // the call around it

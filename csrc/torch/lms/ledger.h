@@ -115,12 +115,9 @@ class Ledger {
   void note_demand() noexcept;
   // Of a module: whether it can't be recomputed, after all.
   void forbid_recomputation(uint64_t module, bool is_forbidden);
-  void allow_recomputation(bool is_allowed);
-  // From the next step on, all steps have this choice. Null: the fastest one.
-  void force_choice(std::shared_ptr<const policy::ForcedChoice> forced);
-  // Whether steps may go on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be
-  // known.
-  void allow_rest(bool is_allowed);
+  // may_rest: steps may go on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be
+  // known. forced: from the next step on, all steps have this choice. Null: the fastest one.
+  void set_rules(bool may_recompute, bool may_rest, std::shared_ptr<const policy::ForcedChoice> forced);
   bool is_resting() const { return rest_.is_on(); }
   // What plans take for the speed of the bus, both ways; 0: what copies show.
   void assume_rate(double bytes_per_second);
@@ -136,7 +133,7 @@ class Ledger {
   // The modules that the latest step's choice recomputes.
   struct BlockReport {
     uint64_t module;
-    uint64_t key;
+    uint64_t name;  // of the call
     uint64_t bytes;
     double seconds;
   };

@@ -24,11 +24,13 @@ void Ledger::renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes)
     if (frame.step != steps.follower.step() || frame.device != device) {
       frame.step = steps.follower.step();
       frame.device = device;
-      frame.key = policy::mix(policy::mix(frame.module) + steps.calls[frame.module]++);
+      const uint64_t call = steps.calls[frame.module]++;
+      frame.key = policy::mix(policy::mix(frame.module) + call);
       frame.saves = frame.calls = 0;
       frame.are_saved.assign(frame.inputs.size(), false);
-      frame.index = steps.follower.entered({frame.key, frame.module, frame.kind, parent, frame.input_bytes},
-                                           demand_bytes(used_bytes), now());
+      frame.index = steps.follower.entered(
+          {frame.key, policy::mix(policy::mix(frame.name) + call), frame.module, frame.kind, parent, frame.input_bytes},
+          demand_bytes(used_bytes), now());
       note_due(steps);
     }
     parent = frame.index;
@@ -140,14 +142,12 @@ void Ledger::forbid_recomputation(uint64_t module, bool is_forbidden) {
   }
 }
 
-void Ledger::allow_recomputation(bool is_allowed) {
+void Ledger::set_rules(bool may_recompute, bool may_rest, std::shared_ptr<const policy::ForcedChoice> forced) {
   const Lock lock(mutex_);
-  may_recompute_ = is_allowed;
-}
-
-void Ledger::force_choice(std::shared_ptr<const policy::ForcedChoice> forced) {
-  const Lock lock(mutex_);
+  may_recompute_ = may_recompute;
+  may_rest_ = may_rest;
   forced_ = std::move(forced);
+  rest_.forget();
 }
 
 void Ledger::disturb_step() {
@@ -163,7 +163,7 @@ std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
     if (choice == nullptr) continue;
     for (const policy::Block& block : choice->recomputed) {
       const policy::ModuleCall& call = choice->record.calls[block.call];
-      found.push_back({call.module, call.key, block.dropped_bytes, block.forward_seconds});
+      found.push_back({call.module, call.name, block.dropped_bytes, block.forward_seconds});
     }
   }
   return found;

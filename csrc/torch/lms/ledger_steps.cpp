@@ -113,12 +113,6 @@ bool Ledger::did_fit(const Steps& steps) const {
   return is_free && !steps.was_short && away_bytes == 0 && steps.evicted_before_bytes == ever_evicted_bytes_;
 }
 
-void Ledger::allow_rest(bool is_allowed) {
-  const Lock lock(mutex_);
-  may_rest_ = is_allowed;
-  rest_.forget();
-}
-
 void Ledger::end_rest() {
   rest_.end();
   for (auto& [device, steps] : steps_) {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -59,7 +61,35 @@ std::vector<const std::string*>& class_names() {
 struct KnownModule {
   uint64_t number = 0;  // which no other one gets when it is gone, as its address would be; from 1 on
   uint64_t kind = 0;    // of its class and its own parameters' sizes
+  uint64_t name = 0;    // the same in each run of a program; 0 until its first call
+  uint64_t siblings = 0, place = 0;
 };
+
+// By class and the module around: which places those that were called there, and live, have among themselves.
+std::unordered_map<uint64_t, std::set<uint64_t>>& siblings() {
+  static auto& places = *new std::unordered_map<uint64_t, std::set<uint64_t>>();
+  return places;
+}
+
+// At its first call: by the module around it, its class, and its place there. That of a module that is gone is free
+// again, so that a model that is made anew has the names of the one before.
+void give_name(KnownModule& made, const std::string& class_name, const CallFrame* around) {
+  made.name = around == nullptr ? 0 : around->name;
+  for (const char letter : class_name) made.name = policy::mix(made.name + static_cast<unsigned char>(letter));
+  made.siblings = policy::mix(made.name) + (around == nullptr ? 0 : around->module);
+  std::set<uint64_t>& taken = siblings()[made.siblings];
+  made.place = 1;
+  for (const uint64_t place : taken) made.place += place == made.place ? 1 : 0;
+  taken.insert(made.place);
+  made.name = policy::mix(made.name + made.place);
+}
+
+void give_up_name(const KnownModule& gone) {
+  const auto taken = siblings().find(gone.siblings);
+  if (gone.name == 0 || taken == siblings().end()) return;
+  taken->second.erase(gone.place);
+  if (taken->second.empty()) siblings().erase(taken);
+}
 
 uint64_t kind_of(const py::handle& module) {
   uint64_t kind = policy::mix(reinterpret_cast<uintptr_t>(Py_TYPE(module.ptr())));
@@ -75,15 +105,16 @@ uint64_t kind_of(const py::handle& module) {
   return kind;
 }
 
-const KnownModule& known(const py::handle& module) {
+KnownModule& known(const py::handle& module) {
   static auto& modules = *new std::unordered_map<PyObject*, KnownModule>();
   static auto& classes = *new std::unordered_set<std::string>();
   static uint64_t latest = 0;
   if (const auto found = modules.find(module.ptr()); found != modules.end()) return found->second;
   const uint64_t kind = kind_of(module);
-  KnownModule& made = modules[module.ptr()] = {++latest, kind};
+  KnownModule& made = modules[module.ptr()] = {.number = ++latest, .kind = kind};
   if (latest <= kMostNames) class_names().push_back(&*classes.insert(Py_TYPE(module.ptr())->tp_name).first);
   const auto forget = [address = module.ptr()](py::handle reference) {
+    give_up_name(modules.at(address));
     modules.erase(address);
     reference.dec_ref();
   };
@@ -101,9 +132,12 @@ std::vector<CallFrame>& open_calls() {
 CallScope::CallScope(const py::handle& module, const py::tuple& arguments, const py::dict& options, bool keeps) {
   if (!is_followed()) return;
   frame_.keeps = keeps;
-  const KnownModule& made = known(module);
+  KnownModule& made = known(module);
+  const auto& frames = open_calls();
+  if (made.name == 0) give_name(made, Py_TYPE(module.ptr())->tp_name, frames.empty() ? nullptr : &frames.back());
   frame_.module = made.number;
   frame_.kind = made.kind;
+  frame_.name = made.name;
   add_inputs(arguments, frame_, 0);
   add_inputs(options, frame_, 0);
 }
@@ -161,12 +195,15 @@ void add_reports(py::module_& module) {
       py::arg("limit_bytes"),
       "Of the latest step under another limit: seconds, bytes moved to the host, calls recomputed, bytes of optimizer "
       "states on the host.");
-  module.def("recomputed_blocks", [=] {
-    py::list found;
-    for (const auto& block : ledger().recomputed_blocks())
-      found.append(py::make_tuple(block.module, block.bytes, block.seconds));
-    return found;
-  });
+  module.def(
+      "recomputed_blocks",
+      [=] {
+        py::list found;
+        for (const auto& block : ledger().recomputed_blocks())
+          found.append(py::make_tuple(block.module, block.name, block.bytes, block.seconds));
+        return found;
+      },
+      "What the latest step's choice recomputes: (module, name of the call, bytes that it drops, seconds).");
 }
 
 }  // namespace
@@ -198,25 +235,19 @@ void add_calls(py::module_& module) {
       "keeps_graph", [] { return torch::autograd::get_current_graph_task_keep_graph(); },
       "Whether the backward that this thread runs keeps its graph for another one.");
   module.def(
-      "force_choice",
-      [=](const std::vector<uint64_t>& keys, uint64_t state_bytes) {
-        ledger().force_choice(std::make_shared<const policy::ForcedChoice>(
-            policy::ForcedChoice{{keys.begin(), keys.end()}, state_bytes}));
+      "set_rules",
+      [=](bool may_recompute, bool may_rest, const std::optional<std::pair<std::vector<uint64_t>, uint64_t>>& forced) {
+        std::shared_ptr<const policy::ForcedChoice> choice;
+        if (forced) {
+          const auto& [names, state_bytes] = *forced;
+          choice =
+              std::make_shared<policy::ForcedChoice>(policy::ForcedChoice{{names.begin(), names.end()}, state_bytes});
+        }
+        ledger().set_rules(may_recompute, may_rest, std::move(choice));
       },
-      py::arg("recomputed_keys"), py::arg("state_bytes"));
-  module.def("free_choice", [=] { ledger().force_choice(nullptr); });
-  module.def(
-      "chosen_calls",
-      [=] {
-        py::list found;
-        for (const auto& block : ledger().recomputed_blocks()) found.append(py::make_tuple(block.module, block.key));
-        return found;
-      },
-      "What the latest step's choice recomputes: (module, key of the call).");
-  module.def(
-      "allow_recomputation", [=](bool is_allowed) { ledger().allow_recomputation(is_allowed); }, py::arg("is_allowed"));
+      py::arg("may_recompute"), py::arg("may_rest"), py::arg("forced"),
+      "forced: the names of calls to recompute, and bytes of optimizer states to have on the host; None: the fastest.");
   module.def("is_resting", [=] { return ledger().is_resting(); }, "Whether steps have fitted, and are not followed.");
-  module.def("allow_rest", [=](bool is_allowed) { ledger().allow_rest(is_allowed); }, py::arg("is_allowed"));
   module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);
   module.attr("NEW_CHOICE") = static_cast<uint32_t>(Ledger::kNewChoice);
   module.def(

@@ -15,8 +15,9 @@ namespace ebbtide::lms {
 
 struct CallFrame {
   uint64_t module = 0;
-  uint64_t kind = 0;  // equal for modules that are built alike
-  uint64_t key = 0;
+  uint64_t kind = 0;           // equal for modules that are built alike
+  uint64_t name = 0;           // of the module, the same in each run of a program
+  uint64_t key = 0;            // of the call, the same in each step
   bool keeps = false;          // no plan evicts what is saved in it
   uint64_t step = UINT64_MAX;  // in which index is valid, on this device
   c10::Device device = c10::DeviceType::CPU;

@@ -104,7 +104,7 @@ Rule = Literal["auto"] | bool | Callable[[Any], bool]
 class Plan(NamedTuple):
     """What is recomputed, and what lies on the host, in each step."""
 
-    calls: tuple[int, ...] = ()  # their keys, which are the same in each run of a program
+    calls: tuple[int, ...] = ()  # their names, which are the same in each run of a program
     state_bytes: int = 0  # of optimizer states
 
 
@@ -116,12 +116,7 @@ def allow(recompute: Rule, evict: Rule, plan: Plan | None) -> None:
     _now.names_layers = callable(recompute) or evict is not True
     _now.may_evict = evict if callable(evict) else None if evict else lambda _: False
     _now.blocks.allow(recompute if callable(recompute) else lambda _: bool(recompute), plan)
-    extension.allow_recomputation(recompute is not False)
-    extension.allow_rest(evict is True)
-    if plan is None:
-        extension.free_choice()
-    else:
-        extension.force_choice(*plan)
+    extension.set_rules(recompute is not False, evict is True, plan)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
@@ -162,7 +157,8 @@ def save_plan(path: str | os.PathLike[str]) -> None:
     if extension is None or extension.step_report() is None:
         raise StateError("there is no plan yet: save it after some steps under ebbtide.lms.enable")
     recomputed = [
-        {"module": extension.module_class(number), "key": f"{key:x}"} for number, key in extension.chosen_calls()
+        {"module": extension.module_class(number), "key": f"{key:x}"}
+        for number, key, *_ in extension.recomputed_blocks()
     ]
     found = {
         "format": _PLAN_FORMAT,
@@ -215,7 +211,7 @@ class Blocks:
 
     def recomputed(self) -> list[tuple[str, int, float]]:
         blocks = self._extension.recomputed_blocks()
-        return [(self._extension.module_class(number), size, seconds) for number, size, seconds in blocks]
+        return [(self._extension.module_class(number), size, seconds) for number, _, size, seconds in blocks]
 
     def refused(self) -> dict[str, str]:
         return dict(self._reasons)
@@ -236,11 +232,11 @@ class Blocks:
     def _check_plan(self) -> None:
         if not self._unmatched:
             return
-        matched = {key for _, key in self._extension.chosen_calls()} & self._unmatched
+        matched = {key for _, key, *_ in self._extension.recomputed_blocks()} & self._unmatched
         if 2 * len(matched) < len(self._unmatched):
             warnings.warn(
                 f"ebbtide.lms: a step makes {len(matched)} of the {len(self._unmatched)} calls that the plan "
-                "recomputes. It is of another program, or was saved under other rules for modules: save a new one",
+                "recomputes: it is of another program. Save a new one",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -255,7 +251,7 @@ class Blocks:
         except TypeError:  # a module that can't be hashed, with which torch can't list them
             return
         for _ in range(8):  # the choice may turn to the modules inside
-            blocks = {number for number, _, _ in self._extension.recomputed_blocks()} - self._refused.keys()
+            blocks = {number for number, *_ in self._extension.recomputed_blocks()} - self._refused.keys()
             # A program may call its blocks without a module around them: then each is looked at as it is called.
             known = {number: modules[number] for number in blocks if number in modules}
             reasons = [(module, self._reason(module, self._kind_of(module))) for module in known.values()]
