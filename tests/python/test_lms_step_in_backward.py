@@ -1,5 +1,8 @@
 """`step_in_backward`: parameters are updated as soon as their gradients are there."""
 
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -117,6 +120,96 @@ def test_a_second_gradient_is_refused():
     handle.remove()
     for _ in range(2):
         training.forward().backward()
+
+
+def test_a_failed_backward_leaves_no_trace():
+    """Out of memory, say, after some updates. What was updated stays so."""
+    training = Training(torch.optim.SGD)
+    handle = lms.step_in_backward(training.optimizer)
+    fails = [True]
+
+    def fail(gradient):
+        if fails[0]:
+            raise torch.OutOfMemoryError("in backward")
+
+    training.model[0].weight.register_hook(fail)
+    before = content(training.model.parameters())
+    with pytest.raises(torch.OutOfMemoryError):
+        training.forward().backward()
+    fails[0] = False
+    partly = content(training.model.parameters())
+    assert sum(one != other for one, other in zip(before, partly, strict=True)) not in (0, len(before))
+    training.optimizer.zero_grad()
+    plain = Training(torch.optim.SGD)
+    plain.model.load_state_dict(training.model.state_dict())
+    plain.generator.set_state(training.generator.get_state())
+    assert run(training) == run(plain) and result(training) == result(plain)
+    handle.remove()
+
+
+def test_a_second_gradient_is_told_once():
+    training = Training(torch.optim.SGD)
+    lms.step_in_backward(training.optimizer)
+    training.forward().backward()
+    with pytest.raises(StateError, match="got a second before optimizer"):
+        training.forward().backward()
+    training.optimizer.zero_grad()
+    training.step()
+
+
+def test_an_optimizer_that_is_gone_updates_nothing():
+    training = Training(torch.optim.SGD)
+    lms.step_in_backward(training.optimizer)
+    gone = weakref.ref(training.optimizer)
+    gc.disable()
+    try:
+        training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.0)
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert not any(each._post_accumulate_grad_hooks for each in training.model.parameters())
+    before = content(training.model.parameters())
+    lms.step_in_backward(training.optimizer)
+    run(training)
+    assert content(training.model.parameters()) == before
+
+
+def test_one_optimizer_at_a_time():
+    training = Training(torch.optim.SGD)
+    handle = lms.step_in_backward(training.optimizer)
+    other = torch.optim.SGD([training.model[0].weight])
+    for optimizer in (training.optimizer, other):
+        with pytest.raises(StateError, match="updates these parameters already"):
+            lms.step_in_backward(optimizer)
+    handle.remove()
+    lms.step_in_backward(other).remove()
+
+
+def test_parameters_over_one_memory_are_refused():
+    one, other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    other.weight.data = one.weight.data
+    with pytest.raises(StateError, match="some of them share memory"):
+        lms.step_in_backward(torch.optim.SGD([one.weight, other.weight]))
+
+
+def test_groups_may_come_and_go():
+    results = []
+    for is_in_backward in (False, True):
+        training = Training(torch.optim.SGD)
+        parameters = [*training.model.parameters()]
+        groups = [{"params": [each], "lr": 0.1 * (1 + number)} for number, each in enumerate(parameters)]
+        training.optimizer = torch.optim.SGD(groups)
+        if is_in_backward:
+            lms.step_in_backward(training.optimizer)
+        training.step()
+        del training.optimizer.param_groups[0]  # the others move up
+        training.step()
+        training.optimizer.zero_grad()
+        training.forward().backward()
+        assert parameters[0].grad is not None, "of no optimizer any more"
+        training.optimizer.step()
+        results.append(content(parameters))
+    assert results[0] == results[1]
 
 
 def test_frozen_parameters_are_left_alone():

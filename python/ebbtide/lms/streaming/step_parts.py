@@ -105,9 +105,9 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chun
     groups = [(group, [each for each in group["params"] if each.grad is not None]) for group in optimizer.param_groups]
     # All these optimizers leave gradients as they are, but that a fused step divides them by torch.amp's factor.
     changes_gradients = getattr(optimizer, "grad_scale", None) is not None
-    are_apart = _are_apart([each for _, parameters in groups for each in parameters])
+    is_apart = are_apart([each for _, parameters in groups for each in parameters])
     for group, parameters in groups:
-        if not are_apart or not _is_uniform(parameters):
+        if not is_apart or not _is_uniform(parameters):
             yield Undivided(group, parameters)
             continue
         # All others make every state at once, where there is none.
@@ -135,7 +135,7 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chun
             yield Undivided(group, others)
 
 
-def _are_apart(parameters: list[Any]) -> bool:
+def are_apart(parameters: list[Any]) -> bool:
     """Whether no two of them share memory, as one that is there twice does."""
     ranges = sorted((each.data_ptr(), each.nbytes) for each in parameters if each.numel() > 0)
     return all(begin + size <= after for (begin, size), (after, _) in itertools.pairwise(ranges))
