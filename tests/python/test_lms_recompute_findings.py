@@ -1,12 +1,17 @@
 """Each thing that a trial finds beside the tensors, which then has happened once, as in a plain call."""
 
 import array
+import dataclasses
+import functools
 import itertools
+import logging
+import pathlib
 import random
 import re
 import sys
+import threading
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -272,6 +277,28 @@ def test_changes_are_found_and_made_once(kind: type, x: Any) -> None:
     tried = leave(lambda module, argument: said.append(objection_to(module, argument)))
     assert said == [FOUND[kind]]
     assert_equal(tried, leave(CALL))
+
+
+@dataclasses.dataclass
+class Options:
+    """What modules of other people hold."""
+
+    width: int = 8
+    kinds: ClassVar[list[str]] = ["a"]
+    path: Any = pathlib.Path("here")
+    names: Any = dataclasses.field(default_factory=lambda: {"a": [1, 2], "b": torch.float32})
+    kind: Any = re.I
+    log: Any = dataclasses.field(default_factory=lambda: logging.getLogger("here"))
+    pattern: Any = re.compile("x")
+    function: Any = nn.functional.gelu
+    lock: Any = dataclasses.field(default_factory=threading.Lock)
+
+
+def test_what_modules_hold_is_no_reason(x: Any) -> None:
+    module = Linear()
+    module.options, module.device, module.pair = Options(), x.device, (1, torch.Size([2]))
+    module.bound, module.operator = functools.partial(torch.add, alpha=2), torch.ops.aten.add
+    assert objection_to(module, x) == ""
 
 
 class Slotted:

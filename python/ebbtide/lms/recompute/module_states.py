@@ -5,6 +5,7 @@ import contextlib
 import functools
 import numbers
 import operator
+import pathlib
 import random
 import sys
 import types
@@ -222,8 +223,9 @@ def _contents_in(path: Path, value: Any, seen: set[int], depth: int) -> Iterator
 
 
 def _shared_by(kind: type) -> Iterator[tuple[str, Any]]:
-    """Containers that all objects of a class have in common."""
-    return ((name, value) for name, value in vars(kind).items() if isinstance(value, dict | list | set | deque))
+    """Containers that all objects of a class have in common, without Python's own, such as `__dataclass_fields__`."""
+    found = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
+    return ((name, value) for name, value in found if isinstance(value, dict | list | set | deque))
 
 
 def _parts(held: Any) -> list[Any]:
@@ -246,7 +248,7 @@ def _is_of_torch(kind: type) -> bool:
 def _is_hidden(value: Any) -> bool:
     """Whether it changes where nobody sees that: an iterator, random numbers, bytes, an object without a `__dict__`."""
     kind = type(value)
-    if kind in _plain() or isinstance(value, numbers.Number | tuple):
+    if kind in _plain() or isinstance(value, numbers.Number | tuple | pathlib.PurePath):
         return False
     if _is_of_torch(kind):
         return isinstance(value, random_sources())
