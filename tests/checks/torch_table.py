@@ -188,6 +188,7 @@ NAMES: tuple[Name, ...] = (
     ),
     Name("_C._autograd._top_saved_tensors_default_hooks", "tells hooks and checkpoints in force", ("",)),
     Name("_C._current_graph_task_id", "tells a running backward", ()),
+    Name("autograd.Variable._execution_engine.queue_callback", "tells that a backward came to its end", ("",)),
     Name("nn.modules.module._global_forward_hooks", "tells hooks of all modules"),
     Name("nn.modules.module._global_forward_pre_hooks", "tells hooks of all modules"),
     Name("nn.modules.module._global_backward_hooks", "tells hooks of all modules"),
