@@ -1,6 +1,8 @@
 """`step_in_backward`: parameters are updated as soon as their gradients are there."""
 
 import gc
+import threading
+import time
 import weakref
 
 import pytest
@@ -8,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import StateError, lms  # noqa: E402
-from ebbtide.lms import optimizer_states  # noqa: E402
-from ebbtide.lms.streaming import backward_steps  # noqa: E402
+from ebbtide.lms import loaded_states, optimizer_states  # noqa: E402
+from ebbtide.lms.streaming import backward_steps, optimizer_step  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
 from lms_states import Training, content, extension  # noqa: E402
 
@@ -145,6 +147,111 @@ def test_a_failed_backward_leaves_no_trace():
     plain.generator.set_state(training.generator.get_state())
     assert run(training) == run(plain) and result(training) == result(plain)
     handle.remove()
+
+
+def test_a_backward_inside_another_is_no_failed_one():
+    """One weight in two of them gets two gradients, and what lies between belongs to the outer one."""
+    from torch.utils.checkpoint import checkpoint
+
+    training = Training(torch.optim.SGD)
+    lms.step_in_backward(training.optimizer)
+    first, between, last = training.model[:5:2]
+    hidden = torch.randn(8, 512, requires_grad=True)
+    loss = last(checkpoint(first, between(checkpoint(first, hidden, use_reentrant=True)), use_reentrant=True)).mean()
+    with pytest.raises(StateError, match="got a second before optimizer"):
+        loss.backward()
+
+
+def test_gradients_that_the_program_dropped_count_no_more(monkeypatch):
+    monkeypatch.setattr(backward_steps, "_PART_BYTES", 2 * MIB)
+    one, other = (torch.nn.Linear(512, 512, bias=False) for _ in range(2))
+    optimizer = torch.optim.SGD([one.weight, other.weight])
+    lms.step_in_backward(optimizer)
+    for layer in (one, other):
+        optimizer.zero_grad()
+        layer(torch.randn(8, 512)).mean().backward()
+    assert other.weight.grad is not None, "1 MiB is no part yet"
+
+
+def test_one_thread_at_a_time_updates(monkeypatch):
+    """autograd has one for each device. Groups must be as they were after it."""
+    training, inside, most = Training(torch.optim.SGD), [], []
+
+    def slow_step(optimizer):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+
+    monkeypatch.setattr(optimizer_step, "inner_step", lambda owner: slow_step)
+    groups = training.optimizer.param_groups
+    lms.step_in_backward(training.optimizer)
+    losses = [layer(torch.randn(8, 512)).mean() for layer in training.model[:7:2]]
+    threads = [threading.Thread(target=loss.backward) for loss in losses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 4 and max(most) == 1 and training.optimizer.param_groups is groups
+
+
+def test_hooks_of_all_optimizers_see_the_steps_of_the_program_alone():
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    calls = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda optimizer, *_: calls.append(optimizer)),
+        register_optimizer_step_post_hook(lambda optimizer, *_: calls.append(optimizer)),
+    ]
+    try:
+        training = Training()
+        lms.step_in_backward(training.optimizer)
+        training.step()
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert [each is training.optimizer for each in calls] == [True, True]
+
+
+def test_a_part_does_not_look_at_all_states(lms, monkeypatch):
+    looked, movable = [], loaded_states._movable
+
+    def counted(states):
+        for each in movable(states):
+            looked.append(each)
+            yield each
+
+    monkeypatch.setattr(loaded_states, "_movable", counted)
+    with lms.enable(limit="64MiB", min_size=SMALL):
+        training = Training()
+        lms.step_in_backward(training.optimizer)
+        run(training, 1)
+        of_first = len(looked)
+        run(training, 1)
+        looked.clear()
+        run(training, 1)
+    assert of_first <= 4 * 16, "states that are made: not all at each part"
+    assert 0 < len(looked) <= len(training.model) + 1, "one for each part, and for the step"
+
+
+class Counted(torch.nn.Parameter):
+    """Counts how often its size is asked for."""
+
+    asked = 0
+
+    @property
+    def nbytes(self):
+        Counted.asked += 1
+        return super().nbytes
+
+
+def test_many_small_parameters_cost_linear_time():
+    parameters = [Counted(torch.ones(4)) for _ in range(300)]
+    optimizer = torch.optim.SGD(parameters)
+    lms.step_in_backward(optimizer)
+    Counted.asked = 0
+    sum(each.sum() for each in parameters).backward()
+    assert 0 < Counted.asked <= 2 * len(parameters)
 
 
 def test_a_second_gradient_is_told_once():

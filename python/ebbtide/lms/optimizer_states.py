@@ -138,7 +138,7 @@ def _wrap(owner: type) -> None:
         return
     # torch wraps `step` when it first makes an optimizer of the class, and others keep what it made: a learning rate
     # scheduler calls that from then on. So what torch's wrapper calls is replaced, where there is one.
-    cell = _cell_of_torchs_wrapper(plain)
+    cell = optimizer_step.cell_of_torchs_wrapper(plain)
     inner = plain if cell is None else cell.cell_contents
     if hasattr(inner, _MARK):  # torch's wrapper copies the mark
         return
@@ -224,16 +224,6 @@ class _Wrapped:
             self._cell.cell_contents = self._plain
         elif vars(self._owner).get(self._name) is self._guarded:
             setattr(self._owner, self._name, self._plain)
-
-
-def _cell_of_torchs_wrapper(function: Any) -> Any:
-    """Of the function that torch's wrapper of `step` calls; None where that is no such wrapper."""
-    from torch.optim import Optimizer
-
-    code = getattr(function, "__code__", None)
-    if code is not Optimizer.profile_hook_step(_wrap).__code__ or "func" not in code.co_freevars:
-        return None
-    return function.__closure__[code.co_freevars.index("func")]
 
 
 # --- one step ---

@@ -4,13 +4,14 @@ The states of one part pass over the bus while backward computes the next, and i
 """
 
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from types import TracebackType
 from typing import Any
 
 from ebbtide.errors import StateError
 from ebbtide.lms.streaming import optimizer_step
 from ebbtide.lms.streaming.step_parts import are_apart
+from ebbtide.locks import locked, make_lock
 from ebbtide.torch_support.torch_names import find
 
 _PART_BYTES = 64 << 20  # of parameters that are updated together: each part costs kernels of its own
@@ -25,10 +26,11 @@ class StepInBackward:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._lock = make_lock()  # autograd has a thread for each device
         self._updated: set[Any] = set()  # since the last call of `optimizer.step()`
         self._waiting: dict[Any, None] = {}  # parameters with gradients, in their order
         self._waiting_bytes = 0
-        self._backward, self._has_ended = -1, True  # the one that brought the latest gradient, and whether it is over
+        self._running: dict[int, weakref.ref[Any]] = {}  # backwards by torch's number, with their `on_end`
         self._handles = [optimizer.register_step_post_hook(lambda *_: self._forget())]
         for parameter in _parameters_of(optimizer):
             if parameter.requires_grad:
@@ -64,6 +66,7 @@ class StepInBackward:
 
         self._handles.append(parameter.register_post_accumulate_grad_hook(on_gradient))
 
+    @locked
     def _on_gradient(self, parameter: Any) -> None:
         self._note_backward()
         if parameter in self._updated:
@@ -79,23 +82,26 @@ class StepInBackward:
             self._update()
 
     def _note_backward(self) -> None:
-        """One that did not come to its end, since the program ran out of memory, say, leaves its gradients to the
-        program, and nothing that counts for the next one.
+        """Forgets what a failed one did: its gradients are the program's. torch keeps `on_end` while a backward runs,
+        also while another one runs inside it, and drops it without a call if the backward fails.
         """
         import torch
 
         backward = find("_C._current_graph_task_id")()
-        if backward == self._backward:
+        if backward in self._running:
             return
-        if not self._has_ended:
+        if failed := [number for number, on_end in self._running.items() if on_end() is None]:
             self._forget()
-        self._backward, self._has_ended = backward, False
-        ours = weakref.ref(self)
+            self._running = {number: self._running[number] for number in self._running.keys() - failed}
+        # `zero_grad` may have taken some.
+        self._waiting = {each: None for each in self._waiting if each.grad is not None}
+        self._waiting_bytes = sum(each.nbytes for each in self._waiting)
 
         def on_end() -> None:
-            if (this := ours()) is not None and this._backward == backward:
-                this._has_ended = True
+            with self._lock:
+                self._running.pop(backward, None)
 
+        self._running[backward] = weakref.ref(on_end)
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
 
     def _update(self) -> None:
@@ -104,15 +110,13 @@ class StepInBackward:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        # Groups may have come and gone. Who belongs to none any more keeps its gradient.
+        # Groups may have come and gone. A parameter that belongs to none any more keeps its gradient.
         ours = {each for each in waiting if each.grad is not None}
-        for group in optimizer.param_groups:
-            if not (parameters := [each for each in group["params"] if each in ours]):
-                continue
-            _step(optimizer, group, parameters)
-            self._updated.update(parameters)
-            for parameter in parameters:
-                parameter.grad = None
+        groups = [(group, [each for each in group["params"] if each in ours]) for group in optimizer.param_groups]
+        _step(optimizer, [{**group, "params": parameters} for group, parameters in groups if parameters])
+        for parameter in [each for _, parameters in groups for each in parameters]:
+            self._updated.add(parameter)
+            parameter.grad = None
 
     def _forget(self) -> None:
         self._updated.clear()
@@ -124,18 +128,21 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _step(optimizer: Any, group: dict[str, Any], parameters: list[Any]) -> None:
-    """Of these parameters of a group alone."""
+def _step(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    """Of these groups alone, without hooks around it: those are for the program's own call of `step`."""
     import torch
 
-    states = optimizer.state
-    of_these = defaultdict(dict, {each: states[each] for each in parameters if each in states})
-    view = optimizer_step.view_of(optimizer, group, parameters, of_these)
-    # The program's hooks are for its own call of `step`.
-    view._optimizer_step_pre_hooks, view._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-    with torch.no_grad():
-        type(optimizer).step(view)
-    states.update(of_these)
+    all_groups, states = optimizer.param_groups, optimizer.state
+    parameters = [each for group in groups for each in group["params"]]
+    optimizer.param_groups = groups
+    if not all(states.get(each) for each in parameters):  # where states are made, LMS looks at all of them
+        optimizer.state = defaultdict(dict, {each: states[each] for each in parameters if each in states})
+    try:
+        with torch.no_grad():
+            optimizer_step.inner_step(type(optimizer))(optimizer)
+    finally:
+        states.update(optimizer.state)
+        optimizer.param_groups, optimizer.state = all_groups, states
 
 
 def _remove_all(handles: list[Any]) -> None:

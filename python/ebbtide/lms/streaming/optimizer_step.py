@@ -38,6 +38,23 @@ def is_torchs_step(function: Any) -> bool:
     return code is not None and code.co_filename == optimizer.__file__ and not hasattr(function, "hooked")
 
 
+def cell_of_torchs_wrapper(function: Any) -> Any:
+    """Of the function that torch's wrapper of `step` calls between its hooks; None where that is no such wrapper."""
+    from torch.optim import Optimizer
+
+    code = getattr(function, "__code__", None)
+    if code is not Optimizer.profile_hook_step(is_possible).__code__ or "func" not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index("func")]
+
+
+def inner_step(owner: Any) -> Callable[..., Any]:
+    """What torch's wrapper of a class's `step` calls. While LMS is on, that is LMS's function."""
+    cell = cell_of_torchs_wrapper(owner.step)
+    found: Callable[..., Any] = owner.step if cell is None else cell.cell_contents
+    return found
+
+
 def is_possible(optimizer: Any) -> bool:
     """Whether a step of this optimizer may run in pieces: one of torch's own that works element by element."""
     import torch
