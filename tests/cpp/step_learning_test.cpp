@@ -60,7 +60,7 @@ TEST(StepLearning, DemandsThatFallMoveLess) {
     for (int step = 0; step < 6; ++step) play(checked, record, rules);
     const StepRecord smaller = with_base(record, -less);
     uint64_t moved_bytes = play(checked, record, rules).moved_bytes;
-    for (int step = 0; step < 9; ++step) moved_bytes = play(checked, smaller, rules).moved_bytes;
+    for (int step = 0; step < 5; ++step) moved_bytes = play(checked, smaller, rules).moved_bytes;
     const PlayedStep last = play(checked, smaller, rules);
     const uint64_t least_bytes = on_demand_bytes(last.happened, rules.limits.limit_bytes, true);
     EXPECT_LE(last.moved_bytes, least_bytes + least_bytes / 10 + rules.limits.limit_bytes / 32) << moved_bytes;
@@ -79,7 +79,7 @@ TEST(StepLearning, TheHighestOfTheLastDemandsCounts) {
   play(checked, record, rules);
   size_t short_steps = 0;
   for (int step = 0; step < 40; ++step)
-    short_steps += play(checked, step % 7 == 0 ? higher : record, rules).missing_bytes > 0 ? 1 : 0;
+    short_steps += play(checked, step % 3 == 0 ? higher : record, rules).missing_bytes > 0 ? 1 : 0;
   EXPECT_EQ(short_steps, 1u);
 }
 

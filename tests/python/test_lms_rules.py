@@ -32,15 +32,15 @@ def test_a_program_that_fitted_is_followed_again_once_it_does_not(within, lms_ex
     def make():
         step = lms_models.gpt()
         small = lms_models.gpt(depth=2)
-        return lambda number: (step if number > 8 else small)(number)
+        return lambda number: (step if number > 3 else small)(number)
 
-    plain = run(make(), 15)
+    plain = run(make(), 10)
     with within(lms_models.gpt):
         step = make()
         torch.manual_seed(1)
-        losses = [step(number) for number in range(9)]
+        losses = [step(number) for number in range(4)]
         assert lms_extension.is_resting()
-        losses += [step(number) for number in range(9, 15)]
+        losses += [step(number) for number in range(4, 10)]
         assert losses == plain and not lms_extension.is_resting()
         assert calls.recomputed() and second_runs
 

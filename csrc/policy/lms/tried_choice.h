@@ -69,7 +69,7 @@ class TriedChoice {
  private:
   // Measured less expected demand, of the last steps. Before these the record was right.
   struct Correction {
-    std::array<int64_t, 8> bytes{};
+    std::array<int64_t, 4> bytes{};
     uint32_t count = 0;
     int64_t most() const;
   };
