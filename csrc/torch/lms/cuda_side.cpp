@@ -71,16 +71,15 @@ class CudaSide final : public DeviceSide {
     }
   }
 
-  uint64_t used_bytes(c10::Device device) const override {
-    return counted(stats(device).allocated_bytes[kAll].current);
+  Usage usage(c10::Device device) const override {
+    const auto found = stats(device);
+    return {counted(found.allocated_bytes[kAll].current), counted(found.num_alloc_retries)};
   }
   uint64_t elsewhere_bytes(c10::Device device) const override { return away.at(device.index()).load(); }
   uint64_t held_bytes(c10::Device device) const override {
     const uint64_t reserved_bytes = counted(stats(device).reserved_bytes[kAll].current);
     return reserved_bytes - std::min(reserved_bytes, elsewhere_bytes(device));
   }
-
-  uint64_t flushes(c10::Device device) const override { return counted(stats(device).num_alloc_retries); }
 
   bool has_pages() const override {
     return c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments();

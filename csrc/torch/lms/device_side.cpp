@@ -50,7 +50,7 @@ class SimulatedSide final : public DeviceSide {
 
   void let_go(c10::Storage /*storage*/, c10::Stream /*stream*/) const noexcept override {}
 
-  uint64_t used_bytes(c10::Device /*device*/) const override { return hooks.used_bytes(); }
+  Usage usage(c10::Device /*device*/) const override { return {.bytes = hooks.used_bytes()}; }
   uint64_t elsewhere_bytes(c10::Device /*device*/) const override {
     return OptimizerStates::host_bytes() + Weights::host_bytes() + overflow_memory.query().host_bytes;
   }

@@ -38,6 +38,11 @@ class TimeMark {
 
 class DeviceSide {
  public:
+  struct Usage {
+    uint64_t bytes = 0;    // what tensors have, wherever it lies, without what is cached
+    uint64_t flushes = 0;  // how often an allocation had no room until all that is cached was given back
+  };
+
   DeviceSide() = default;
   DeviceSide(const DeviceSide&) = delete;
   DeviceSide& operator=(const DeviceSide&) = delete;
@@ -61,16 +66,14 @@ class DeviceSide {
   virtual bool is_on_device(const void* address) const = 0;
   // The last reference goes. What is queued in the stream may still use the memory.
   virtual void let_go(c10::Storage storage, c10::Stream stream) const noexcept = 0;
-  // What tensors have, wherever it lies, without what is cached.
-  virtual uint64_t used_bytes(c10::Device device) const = 0;
+  virtual Usage usage(c10::Device device) const = 0;
+  uint64_t used_bytes(c10::Device device) const { return usage(device).bytes; }
   // Of memory in tags, what is not on the device. It counts in used_bytes.
   virtual uint64_t elsewhere_bytes(c10::Device device) const = 0;
   // What is on the device, with what is cached.
   virtual uint64_t held_bytes(c10::Device device) const = 0;
   // Whether free memory need not lie in one piece: it goes back to the driver in pages, and comes back in any order.
   virtual bool has_pages() const { return false; }
-  // How often an allocation had no room until all that is cached was given back, which waits for the device.
-  virtual uint64_t flushes(c10::Device /*device*/) const { return 0; }
   // Gives back what is cached.
   virtual void release_cached(c10::Device device) const noexcept = 0;
   // The most that may be held.

@@ -84,7 +84,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   const c10::Device device = storage.device();
   const DeviceSide& side = side_of(device);
   const c10::Stream stream = side.current_stream(device);
-  const uint64_t used_bytes = side.used_bytes(device), flushes = side.flushes(device);
+  const DeviceSide::Usage usage = side.usage(device);
   std::shared_ptr<SavedStorage> saved;
   std::shared_ptr<SavedStorage> other;  // outlives the lock, which its destructor takes
   await_marks(device);
@@ -102,13 +102,14 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
       by_age_.emplace(saved->saved_, saved);
       entry = saved;
     }
-    if (!rest_.is_on()) note_saved(*saved, is_new, used_bytes, flushes);
+    if (!rest_.is_on()) note_saved(*saved, is_new, usage);
   }
   perform(device);
   return saved;
 }
 
-void Ledger::note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes, uint64_t flushes) {
+void Ledger::note_saved(SavedStorage& saved, bool is_new, const DeviceSide::Usage& usage) {
+  const uint64_t used_bytes = usage.bytes;
   Steps& steps = is_new ? steps_now(saved.device_, used_bytes) : steps_[saved.device_.index()];
   const policy::NewStorage named = name_storage(saved.storage_, steps, used_bytes);
   saved.stays_ |= named.stays;
@@ -119,7 +120,7 @@ void Ledger::note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes, u
   } else if (steps.storages.contains(saved.number_)) {
     steps.follower.saved_again(saved.number_, named);
   }
-  note_flushes(saved.device_, steps, flushes, used_bytes);
+  note_flushes(saved.device_, steps, usage);
   watch(steps, saved);
   note_free(steps);
 }
@@ -162,14 +163,14 @@ c10::Storage Ledger::bring_back(SavedStorage& saved) {
   using Place = SavedStorage::Place;
   const DeviceSide& side = side_of(saved.device_);
   const c10::Stream stream = side.current_stream(saved.device_);
-  const uint64_t used_bytes = side.used_bytes(saved.device_), flushes = side.flushes(saved.device_);
+  const DeviceSide::Usage usage = side.usage(saved.device_);
   c10::Storage storage;
   {
     Lock lock(mutex_);
     if (is_child_ && saved.place_ == Place::kMoving)
       throw std::runtime_error("a thread of the parent was moving this tensor at the fork");
     moved_.wait(lock, [&] { return saved.place_ != Place::kMoving; });
-    want(saved, used_bytes, flushes);
+    want(saved, usage);
     if (saved.place_ == Place::kHost) {
       load(lock, saved, stream, /*is_ahead=*/false);
     } else if (saved.transit_.is_arrival) {
@@ -248,7 +249,7 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
   if (is_prefetching_) return 0;  // what is wanted later does not drive out what is wanted sooner
   const DeviceSide& side = side_of(device);
   const uint64_t limit_bytes = side.limit_bytes(device), held_bytes = side.held_bytes(device);
-  const uint64_t used_bytes = side.used_bytes(device), flushes = side.flushes(device);
+  const auto [used_bytes, flushes] = side.usage(device);
   const uint64_t room_bytes = limit_bytes - std::min(limit_bytes, held_bytes);
   const uint64_t least_bytes = room_bytes < wanted_bytes ? wanted_bytes - room_bytes : wanted_bytes;
   uint64_t short_bytes = least_bytes;

@@ -229,13 +229,13 @@ class Ledger {
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);
-  void note_flushes(c10::Device device, Steps& steps, uint64_t flushes, uint64_t used_bytes);
-  void want(SavedStorage& saved, uint64_t used_bytes, uint64_t flushes);
+  void note_flushes(c10::Device device, Steps& steps, const DeviceSide::Usage& usage);
+  void want(SavedStorage& saved, const DeviceSide::Usage& usage);
   void forget_in_step(SavedStorage& saved) noexcept;
   void perform(c10::Device device) noexcept;
 
   // ledger_calls.cpp
-  void note_saved(SavedStorage& saved, bool is_new, uint64_t used_bytes, uint64_t flushes);
+  void note_saved(SavedStorage& saved, bool is_new, const DeviceSide::Usage& usage);
   policy::NewStorage name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes);
   void renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes);
   void mark(c10::Device device, Steps& steps);

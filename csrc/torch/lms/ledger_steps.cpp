@@ -234,23 +234,23 @@ void Ledger::note_free(Steps& steps) {
 
 // An allocation found room once torch had given back its cache. If little of the limit was free then, that lay in
 // pieces which a margin spares: it grows step by step, as nobody says how large they were.
-void Ledger::note_flushes(c10::Device device, Steps& steps, uint64_t flushes, uint64_t used_bytes) {
-  if (std::exchange(steps.flushes, flushes) == flushes) return;
+void Ledger::note_flushes(c10::Device device, Steps& steps, const DeviceSide::Usage& usage) {
+  if (std::exchange(steps.flushes, usage.flushes) == usage.flushes) return;
   const uint64_t limit_bytes = limit_now(device, steps), margin_bytes = steps.follower.margin_bytes();
-  const uint64_t free_bytes = limit_bytes - std::min(limit_bytes, used_bytes);
+  const uint64_t free_bytes = limit_bytes - std::min(limit_bytes, usage.bytes);
   if (free_bytes > limit_bytes / kPiecesPart || margin_bytes > limit_bytes / kPiecesPart) return;
   const uint64_t missing_bytes = free_bytes - std::min(free_bytes, margin_bytes);
   steps.follower.fell_short(std::clamp(missing_bytes, limit_bytes / 64, limit_bytes / 32));
 }
 
 // The program reads it now.
-void Ledger::want(SavedStorage& saved, uint64_t used_bytes, uint64_t flushes) {
+void Ledger::want(SavedStorage& saved, const DeviceSide::Usage& usage) {
   Steps& steps = steps_[saved.device_.index()];
   if (!steps.storages.contains(saved.number_)) return;  // of an earlier step
   steps.was_wanted = true;
-  steps.follower.wanted(saved.number_, demand_bytes(used_bytes), now());
+  steps.follower.wanted(saved.number_, demand_bytes(usage.bytes), now());
   note_due(steps);
-  note_flushes(saved.device_, steps, flushes, used_bytes);
+  note_flushes(saved.device_, steps, usage);
   mark(saved.device_, steps);
   note_free(steps);
   watch(steps, saved);
