@@ -115,9 +115,10 @@ class Ledger {
   void note_demand() noexcept;
   // Of a module: whether it can't be recomputed, after all.
   void forbid_recomputation(uint64_t module, bool is_forbidden);
-  // may_rest: steps may go on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be
-  // known. forced: from the next step on, all steps have this choice. Null: the fastest one.
-  void set_rules(bool may_recompute, bool may_rest, std::shared_ptr<const policy::ForcedChoice> forced);
+  // may_evict: plans may; if not, nothing leaves but where an allocation would fail otherwise. may_rest: steps may go
+  // on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be known. forced: from the
+  // next step on, all steps have this choice. Null: the fastest one.
+  void set_rules(bool may_recompute, bool may_evict, bool may_rest, std::shared_ptr<const policy::ForcedChoice> forced);
   bool is_resting() const { return rest_.is_on(); }
   // What plans take for the speed of the bus, both ways; 0: what copies show.
   void assume_rate(double bytes_per_second);
@@ -249,7 +250,7 @@ class Ledger {
   Rate out_, in_;
   uint64_t steps_since_update_ = 0, steps_per_update_ = 1;  // updates by optimizers
   std::unordered_set<uint64_t> forbidden_;                  // modules that can't be recomputed
-  bool may_recompute_ = false;
+  bool may_recompute_ = false, may_evict_ = true;
   std::shared_ptr<const policy::ForcedChoice> forced_;
   policy::Rest rest_;
   bool may_rest_ = true;

@@ -95,7 +95,7 @@ void Ledger::note_demand() noexcept {
 policy::NewStorage Ledger::name_storage(const c10::Storage& storage, Steps& steps, uint64_t used_bytes) {
   renew_frames(storage.device(), steps, used_bytes);
   auto& frames = open_calls();
-  policy::NewStorage named{.size_bytes = storage.nbytes()};
+  policy::NewStorage named{.size_bytes = storage.nbytes(), .stays = !may_evict_};
   const CallFrame* receiver = nullptr;
   size_t place = 0;
   for (CallFrame& frame : frames) {
@@ -110,7 +110,7 @@ policy::NewStorage Ledger::name_storage(const c10::Storage& storage, Steps& step
   }
   if (!frames.empty()) {
     named.call = frames.back().index;
-    named.stays = std::any_of(frames.begin(), frames.end(), [](const CallFrame& frame) { return frame.keeps; });
+    named.stays |= std::any_of(frames.begin(), frames.end(), [](const CallFrame& frame) { return frame.keeps; });
   }
   if (receiver != nullptr) {
     named.input_of = receiver->index;
@@ -142,9 +142,11 @@ void Ledger::forbid_recomputation(uint64_t module, bool is_forbidden) {
   }
 }
 
-void Ledger::set_rules(bool may_recompute, bool may_rest, std::shared_ptr<const policy::ForcedChoice> forced) {
+void Ledger::set_rules(bool may_recompute, bool may_evict, bool may_rest,
+                       std::shared_ptr<const policy::ForcedChoice> forced) {
   const Lock lock(mutex_);
   may_recompute_ = may_recompute;
+  may_evict_ = may_evict;
   may_rest_ = may_rest;
   forced_ = std::move(forced);
   rest_.forget();

@@ -113,10 +113,10 @@ def allow(recompute: Rule, evict: Rule, plan: Plan | None) -> None:
     are asked anew."""
     assert _now.blocks is not None
     extension = torch_extension.load("_lms")
-    _now.names_layers = callable(recompute) or evict is not True
-    _now.may_evict = evict if callable(evict) else None if evict else lambda _: False
+    _now.names_layers = callable(recompute) or callable(evict)
+    _now.may_evict = evict if callable(evict) else None
     _now.blocks.allow(recompute if callable(recompute) else lambda _: bool(recompute), plan)
-    extension.set_rules(recompute is not False, evict is True, plan)
+    extension.set_rules(recompute is not False, evict is not False, not callable(evict), plan)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

@@ -236,7 +236,7 @@ def _is_object(value: Any) -> bool:
     """Whether it is an object of the program, or of a library, that may keep what a forward tells it."""
     import torch
 
-    known = (torch.nn.Module, torch.Tensor, type, numbers.Number, types.ModuleType, types.FunctionType)
+    known = (torch.nn.Module, torch.Tensor, type, numbers.Number, types.ModuleType)
     return hasattr(value, "__dict__") and not isinstance(value, known) and not _is_of_torch(type(value))
 
 
