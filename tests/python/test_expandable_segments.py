@@ -180,6 +180,19 @@ def test_they_are_off_while_a_region_is_open(saver, preferred):
         assert preferred[-1] == HOLD and len(preferred) == 4
 
 
+def test_the_first_region_after_lms_leaves_them_on_outside(monkeypatch, caplog):
+    allocator = Allocator(monkeypatch, SETTERS[0])
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    expandable_segments.prefer()
+    try:
+        keep_off(OLDER)
+        assert (allocator.given, allocator.flushes, lines_of(caplog)) == ([RELEASE], [], [])
+        getattr(torch._C, SETTERS[0])("max_split_size_mb:64")  # watched all the same
+        assert allocator.in_force == f"max_split_size_mb:64,{RELEASE}"
+    finally:
+        expandable_segments.prefer_no_more()
+
+
 def test_while_another_thread_is_in_a_region_too(saver, preferred):
     import threading
 

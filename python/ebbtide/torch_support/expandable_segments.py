@@ -41,12 +41,16 @@ _SETTERS = ("_C._accelerator_setAllocatorSettings", "_C._cuda_cudaCachingAllocat
 
 
 def keep_off(version: tuple[int, int]) -> None:
-    """Switches them off where regions can't work with them, and keeps them off for the life of the process.
+    """Switches them off where regions can't work with them, and keeps them off for the life of the process. While LMS
+    prefers them, each open region does that instead.
 
     Raises:
         StateError: this torch can't. The error says what to set.
     """
     if version >= EXPANDABLE_SEGMENTS_FROM:
+        return
+    if _now.is_on:
+        _watch()
         return
     variable = switched_on_by(os.environ, version)
     is_on, settings = _in_force()
