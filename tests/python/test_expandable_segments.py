@@ -170,14 +170,18 @@ def test_they_are_off_while_a_region_is_open(saver, preferred):
     assert preferred == [RELEASE]
     with saver.region("a"):
         assert preferred == [RELEASE, HOLD]
-        with saver.region("b"), saver.disabled():
+        with saver.region("b"):
+            assert preferred[-1] == HOLD
+            with saver.disabled():
+                pass  # pools of GPUs are closed there, and may have them
             assert preferred[-1] == HOLD
         assert preferred[-1] == HOLD
-    assert preferred == [RELEASE, HOLD, RELEASE]
+    assert preferred[-1] == RELEASE
+    before = list(preferred)
     expandable_segments.prefer_no_more()
-    assert preferred == [RELEASE, HOLD, RELEASE, HOLD]
+    assert preferred == [*before, HOLD]
     with saver.region("a"):
-        assert preferred[-1] == HOLD and len(preferred) == 4
+        assert preferred == [*before, HOLD]
 
 
 def test_the_first_region_after_lms_leaves_them_on_outside(monkeypatch, caplog):

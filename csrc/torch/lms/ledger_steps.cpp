@@ -26,7 +26,7 @@ constexpr int kLooks = 1024;
 constexpr size_t kMostAhead = 8;
 constexpr uint64_t kMostAheadBytes = uint64_t{512} << 20;
 // Of the limit, what free memory in pieces may cost: a part in so many.
-constexpr uint64_t kPiecesPart = 8;
+constexpr uint64_t kPiecesPart = 16;
 
 }  // namespace
 
