@@ -215,3 +215,25 @@ def test_of_two_devices_each_is_limited_and_the_fuller_one_limits_the_tags(gpu, 
     assert _core.query_device(0).limit_bytes == 56 * MIB
     device.set_limit(None)
     assert fractions == {0: 1.0, 1: 0.75}
+
+
+def test_what_a_trim_released_is_no_part_of_a_demand(gpu, device, saver, tag, monkeypatch):
+    """It lets torch reserve more, as what lies on the host does, but plans must not count on it."""
+    told = []
+    extension = devices.torch_extension.load("_lms")
+    monkeypatch.setattr(extension, "set_cuda_away", lambda *arguments: told.append(arguments))
+    with saver.region(tag):
+        kept, temporary = (torch.empty(16 * MIB, dtype=torch.uint8) for _ in range(2))
+    device.set_limit(256 * MIB)
+    before = told[-1]
+    del temporary
+    gc.collect()
+    saver.trim(tag)
+    device.balance()
+    info = saver.tags()[tag]
+    released = info.size_bytes - info.resident_bytes
+    assert released >= 16 * MIB and kept.nbytes <= info.resident_bytes
+    assert told[-1] == (0, before[1] + released, before[2] + released)
+    saver.demote(tag)
+    device.balance()
+    assert told[-1] == (0, before[1] + info.size_bytes, before[2] + released)

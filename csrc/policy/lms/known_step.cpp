@@ -109,7 +109,7 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     tried.note(step, matched, rules.is_timed ? duration(step) : 0);
     StepLimits held = limits_;  // the limit may have been lower in the step
     held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
-    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held);
+    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held, margin_.bytes(held.limit_bytes));
     has_other_margin = margin_.note(missing_bytes, limits_.limit_bytes);
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;

@@ -140,20 +140,22 @@ void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matc
 }
 
 uint64_t TriedChoice::unexplained_bytes(const MatchedEvents& matched, const Shortages& shortages,
-                                        const StepLimits& limits) const {
+                                        const StepLimits& limits, uint64_t margin_bytes) const {
   uint64_t most_bytes = 0;
   if (shortages.empty()) return most_bytes;
   const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
   const uint64_t limit_bytes = limits_of(limits, choice_).limit_bytes;
+  const uint64_t planned_bytes = limit_bytes - std::min(limit_bytes, margin_bytes) + choice_.plan.excess_bytes;
   for (const auto& [event, bytes] : shortages) {
     const auto after = std::upper_bound(matched.begin(), matched.end(), event,
                                         [](uint32_t left, const auto& right) { return left < right.second; });
     if (after == matched.begin()) continue;
     const uint32_t planned_at = std::prev(after)->first;
     const uint64_t demand_bytes = demands[planned_at];
-    // The next plan is for a demand that this one did not know. And no margin helps a plan that can't hold the limit.
-    if (demand_bytes > choice_.record.events[planned_at].demand_bytes + limits.limit_bytes / kLittlePart) continue;
-    if (demand_bytes > limit_bytes + away[planned_at]) continue;
+    // There will be another plan, for a demand that this one did not know.
+    const bool is_other = demand_bytes > choice_.record.events[planned_at].demand_bytes + limit_bytes / kLittlePart;
+    if (is_other && demand_bytes > planned_bytes + away[planned_at]) continue;
+    if (demand_bytes > limit_bytes + away[planned_at]) continue;  // no margin helps a plan that can't hold the limit
     most_bytes = std::max(most_bytes, bytes);
   }
   return most_bytes;

@@ -45,8 +45,9 @@ class TriedChoice {
 
   // A step has followed it: the demands of the last steps replace the expected ones, and sizes follow slowly.
   void note(const StepRecord& step, const MatchedEvents& matched, double seconds);
-  // The most bytes that a step missed where its demand does not explain it.
-  uint64_t unexplained_bytes(const MatchedEvents& matched, const Shortages& shortages, const StepLimits& limits) const;
+  // The most bytes that a step missed where its demand does not explain it. The plan is for the limit without a margin.
+  uint64_t unexplained_bytes(const MatchedEvents& matched, const Shortages& shortages, const StepLimits& limits,
+                             uint64_t margin_bytes) const;
   // Whether the demands of the last steps exceed the limit under this plan, or leave more of it than they need to.
   bool is_outdated(const StepLimits& limits) const;
   // By how much the most demand of the last steps exceeds that for which the choice was made.

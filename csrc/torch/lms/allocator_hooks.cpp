@@ -174,7 +174,7 @@ void add_allocator_hooks(py::module_& module) {
     balance_function() = py::object();
   });
   module.def("set_cuda_limit", &set_cuda_limit, py::arg("device"), py::arg("limit_bytes"));
-  module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"));
+  module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"), py::arg("unused_bytes"));
   module.def(
       "reclaim_functions",
       [] {

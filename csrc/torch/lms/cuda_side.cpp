@@ -25,7 +25,7 @@ constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
 
-std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{};
+std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{}, elsewhere{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
@@ -75,10 +75,10 @@ class CudaSide final : public DeviceSide {
     const auto found = stats(device);
     return {counted(found.allocated_bytes[kAll].current), counted(found.num_alloc_retries)};
   }
-  uint64_t elsewhere_bytes(c10::Device device) const override { return away.at(device.index()).load(); }
+  uint64_t elsewhere_bytes(c10::Device device) const override { return elsewhere.at(device.index()).load(); }
   uint64_t held_bytes(c10::Device device) const override {
     const uint64_t reserved_bytes = counted(stats(device).reserved_bytes[kAll].current);
-    return reserved_bytes - std::min(reserved_bytes, elsewhere_bytes(device));
+    return reserved_bytes - std::min(reserved_bytes, away.at(device.index()).load());
   }
 
   bool has_pages() const override {
@@ -183,6 +183,9 @@ void leave_cuda_allocations() {
 }
 
 void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<size_t>(device)).store(limit_bytes); }
-void set_cuda_away(int device, uint64_t away_bytes) { away.at(static_cast<size_t>(device)).store(away_bytes); }
+void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes) {
+  away.at(static_cast<size_t>(device)).store(away_bytes);
+  elsewhere.at(static_cast<size_t>(device)).store(away_bytes - std::min(away_bytes, unused_bytes));
+}
 
 }  // namespace ebbtide::lms

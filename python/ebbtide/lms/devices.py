@@ -205,7 +205,7 @@ class CudaDevice:
             if device in self._fractions:
                 _limit_torch(device, self._fractions.pop(device))
             extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
-            extension.set_cuda_away(device, memory.away_bytes)
+            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes)
 
     def allowed_bytes(self) -> int:
         if self._allowed is not None:
@@ -230,7 +230,7 @@ class CudaDevice:
         for device, memory in _memories().items():
             self._peak_bytes = max(self._peak_bytes, memory.held_bytes)
             self._was_away |= memory.away_bytes > 0
-            extension.set_cuda_away(device, memory.away_bytes)
+            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes)
             if allowed is None or self._is_whole:
                 extension.set_cuda_limit(device, allowed or memory.total_bytes)
                 continue
@@ -337,12 +337,15 @@ class _Memory:
         self.total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
         reserved = torch.cuda.memory_reserved(device)
         if is_only_one:  # sums that the core keeps
-            held = [(tag.size_bytes, tag.resident_bytes - tag.host_bytes) for tag in _core.tags()]
+            tags = _core.tags()
+            held = [(tag.size_bytes, tag.resident_bytes - tag.host_bytes) for tag in tags]
+            self.unused_bytes = sum(tag.trimmed_bytes for tag in tags)
         else:
-            infos = (info for info in _core.allocations() if info.device == device)
+            infos = [info for info in _core.allocations() if info.device == device]
             held = [(info.size_bytes, info.resident_bytes - info.host_bytes) for info in infos]
+            self.unused_bytes = sum(info.size_bytes - info.resident_bytes for info in infos if info.is_trimmed)
         of_tags, on_device = sum(size for size, _ in held), sum(resident for _, resident in held)
-        self.away_bytes = of_tags - on_device
+        self.away_bytes = of_tags - on_device  # what no tensor uses, and was released by a trim, included
         self.ordinary_bytes = max(0, reserved - of_tags)
         self.held_bytes = self.ordinary_bytes + on_device
 
