@@ -141,7 +141,7 @@ TEST(StepLearning, AMarginGrowsAtOnceAndFallsSeldom) {
   EXPECT_TRUE(margin.note(400, 100'000));
   EXPECT_EQ(margin.bytes(100'000), 1000u);
   // Each time that a fall was too early, the next one takes twice as long.
-  uint64_t patience = 64;
+  uint64_t patience = 32;
   for (int round = 0; round < 4; ++round, patience *= 2) {
     for (uint64_t step = 1; step < patience; ++step) EXPECT_FALSE(margin.note(0, 100'000));
     EXPECT_TRUE(margin.note(0, 100'000));
@@ -153,8 +153,11 @@ TEST(StepLearning, AMarginGrowsAtOnceAndFallsSeldom) {
   for (int step = 0; step < 400'000; ++step) changes += margin.note(0, 100'000) ? 1 : 0;
   EXPECT_EQ(margin.bytes(100'000), 0u);
   EXPECT_LT(changes, 60u);
-  EXPECT_TRUE(margin.note(UINT64_MAX, 100'000));
-  EXPECT_EQ(margin.bytes(100'000), 50'000u) << "at most half of the limit";
+  EXPECT_TRUE(margin.note(UINT64_MAX, 160'000));
+  EXPECT_EQ(margin.bytes(160'000), 10'000u) << "a step that evicts on demand finds more pieces than others will";
+  for (int step = 1; step < 8; ++step) EXPECT_TRUE(margin.note(UINT64_MAX, 160'000));
+  EXPECT_FALSE(margin.note(UINT64_MAX, 160'000));
+  EXPECT_EQ(margin.bytes(160'000), 80'000u) << "at most half of the limit";
   EXPECT_FALSE(margin.note(1, 100));
   EXPECT_EQ(margin.bytes(1000), 500u) << "of a lower limit, too";
 }
@@ -173,7 +176,7 @@ TEST(StepLearning, ALimitThatFallsInAStepIsNoMargin) {
 
 TEST(StepLearning, AMarginSufficesInTheNextStep) {
   const StepRecord record = transformer_step(1280, kTokens);
-  const uint64_t pieces_bytes = part_of_peak(record, 4);
+  const uint64_t pieces_bytes = part_of_peak(record, 3);
   for (const StepRules& rules : {copies_only(record, 70), mixed(record, 50)}) {
     CheckedFollower checked;
     for (int step = 0; step < 10; ++step) play(checked, record, rules);
@@ -191,6 +194,21 @@ TEST(StepLearning, AMarginSufficesInTheNextStep) {
     EXPECT_GT(short_steps, 0u) << "it is tried with less";
     EXPECT_LE(short_steps, 6u) << "and more seldom each time";
   }
+}
+
+TEST(StepLearning, ADemandThatChangesNoPlanExplainsNoShortage) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  const StepLimits limits = copies_only(record, 70).limits;
+  TriedChoice tried(choose_steps(record, limits, {}).front());
+  StepRecord step = record;
+  step.events.front().demand_bytes += limits.limit_bytes / 8;
+  const MatchedEvents matched = {{0, 0}, {1, 1}};
+  tried.note(step, matched, 0);
+  EXPECT_FALSE(tried.is_outdated(limits));
+  EXPECT_EQ(tried.unexplained_bytes(matched, {{0, 700}}, limits, 0), 700u);
+  // With that margin, the plan is made anew.
+  const uint64_t margin_bytes = limits.limit_bytes - step.events.front().demand_bytes + 1;
+  EXPECT_EQ(tried.unexplained_bytes(matched, {{0, 700}}, limits, margin_bytes), 0u);
 }
 
 // As where weights and gradients leave on demand: no plan of what is saved could hold the limit.

@@ -18,7 +18,7 @@ class Margin {
 
  private:
   uint64_t bytes_ = 0;
-  uint64_t quiet_steps_ = 0, patience_ = 16;
+  uint64_t quiet_steps_ = 0, patience_ = 32;
   bool has_fallen_ = false;
 };
 
