@@ -15,6 +15,9 @@ constexpr double kFasterTolerance = 0.15;
 // for another plan.
 constexpr uint64_t kOtherLimitPart = 8;
 constexpr size_t kStepsOfChoice = 2;  // it is measured in
+// By so much of the limit the margin grows at most in a step where memory has pages: a step that evicts on demand finds
+// free memory in more pieces than later ones will.
+constexpr uint64_t kMostPagesPart = 16;
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -109,7 +112,8 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     tried.note(step, matched, rules.is_timed ? duration(step) : 0);
     StepLimits held = limits_;  // the limit may have been lower in the step
     held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
-    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held, margin_.bytes(held.limit_bytes));
+    uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held, margin_.bytes(held.limit_bytes));
+    if (limits_.has_pages) missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
     has_other_margin = margin_.note(missing_bytes, limits_.limit_bytes);
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;

@@ -6,7 +6,6 @@ namespace ebbtide::policy {
 namespace {
 
 constexpr uint64_t kLargestPart = 2;      // of the limit, one in so many
-constexpr uint64_t kGrowthPart = 16;  // of the limit, one in so many, in a step
 constexpr uint64_t kMostPatience = 4096;  // steps
 
 }  // namespace
@@ -19,7 +18,7 @@ bool Margin::note(uint64_t missing_bytes, uint64_t limit_bytes) {
     if (has_fallen_) patience_ = std::min(2 * patience_, kMostPatience);
     has_fallen_ = false;
     quiet_steps_ = 0;
-    bytes_ = std::max(bytes_, std::min(bytes_ + std::min(missing_bytes, limit_bytes / kGrowthPart), limit_bytes / kLargestPart));
+    bytes_ = std::max(bytes_, std::min(bytes_ + std::min(missing_bytes, limit_bytes), limit_bytes / kLargestPart));
   } else if (bytes_ > 0 && ++quiet_steps_ >= patience_) {
     has_fallen_ = true;
     quiet_steps_ = 0;

@@ -10,10 +10,9 @@ class Margin {
  public:
   // Of plans within this limit: at most half of it.
   uint64_t bytes(uint64_t limit_bytes) const;
-  // A step has ended in which so many bytes were missing at most, beside the margin. It grows at once, by a sixteenth of
-  // the limit at most, since memory lies in more pieces in a step that evicts on demand than in one with a plan. It
-  // falls by a quarter after some steps without a shortage: the more seldom, the more often that was too early. Returns
-  // whether it has changed.
+  // A step has ended in which so many bytes were missing at most, beside the margin. It grows at once, and falls by a
+  // quarter after some steps without a shortage: the more seldom, the more often that was too early. Returns whether it
+  // has changed.
   bool note(uint64_t missing_bytes, uint64_t limit_bytes);
 
  private:
