@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def few_objects_to_collect() -> None:
     """Exempts the objects that torch and pytest have made so far from garbage collection. Scanning them takes longer
     than most tests."""
     pytest.importorskip("torch")
-    gc.collect()
+    _forget_earlier_tests()  # what is frozen is never collected
     gc.freeze()
 
 
@@ -184,6 +185,23 @@ def training_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
     second. Each fork takes longer with it."""
     with open_fork_server(tmp_path_factory.mktemp("trainings"), "torch", "torch._dynamo") as opened:
         yield opened
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch = pytest.importorskip("torch")
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("torch without distributed")
+    store = distributed.FileStore(str(tmp_path / "ranks"), 1)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    yield
+    gc.collect()
+    # A group joins its threads while it holds the GIL, and they need the GIL to end what they have done.
+    time.sleep(0.1)
+    distributed.destroy_process_group()
 
 
 def _forget_earlier_tests() -> None:

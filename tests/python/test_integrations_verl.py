@@ -178,18 +178,6 @@ def test_a_model_from_another_device_moves(saver, monkeypatch):
 # --- FSDP 2 ---
 
 
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory):
-    """A process group of this process alone."""
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no torch.distributed")
-    is_cuda = torch.cuda.is_available()
-    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    torch.distributed.init_process_group("nccl" if is_cuda else "gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def make_sharded(device):
     from torch.distributed.fsdp import fully_shard
 

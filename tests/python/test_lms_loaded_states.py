@@ -16,15 +16,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def one_rank(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(str(tmp_path / "ranks"), 1), rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.fixture
 def counters_are_elsewhere(monkeypatch):
     """As on a GPU, where most optimizers count their steps in a tensor on the CPU."""
     is_ordinary = devices.SimulatedDevice.is_ordinary

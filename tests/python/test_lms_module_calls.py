@@ -295,14 +295,8 @@ def test_threads(handler: Counter, model: Any) -> None:
     assert all(torch.equal(result, plain(model, X)) for result in results) and len(results) == 4
 
 
-def test_distributed_data_parallel(handler: Counter, model: Any, tmp_path: Any) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        wrapped(X).sum().backward()
-        assert handler.modules[:2] == [wrapped, model]
-        assert all(parameter.grad is not None for parameter in model.parameters())
-    finally:
-        dist.destroy_process_group()
+def test_distributed_data_parallel(handler: Counter, model: Any, one_rank: None) -> None:
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    wrapped(X).sum().backward()
+    assert handler.modules[:2] == [wrapped, model]
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -184,23 +184,17 @@ def test_lazy_parameters(x: Any) -> None:
     assert of_call(made, x) == ""
 
 
-def test_wrappers(x: Any, tmp_path: Any) -> None:
-    import torch.distributed as dist
+def test_wrappers(x: Any, one_rank: None) -> None:
+    from torch.distributed import device_mesh
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import fully_shard
 
     assert of_call(nn.Sequential(checkpoint_wrapper(Block())), x) == "it is checkpointed by the program (0)"
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = nn.Sequential(nn.parallel.DistributedDataParallel(Block()))
-        assert of_call(wrapped, x) == "it synchronises its parameters with other ranks (0)"
-        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-        assert (
-            of_call(nn.Sequential(fully_shard(Block(), mesh=mesh)), x)
-            == "it gathers its parameters from other ranks (0)"
-        )
-    finally:
-        dist.destroy_process_group()
+    wrapped = nn.Sequential(nn.parallel.DistributedDataParallel(Block()))
+    assert of_call(wrapped, x) == "it synchronises its parameters with other ranks (0)"
+    mesh = device_mesh.init_device_mesh("cpu", (1,))
+    sharded = nn.Sequential(fully_shard(Block(), mesh=mesh))
+    assert of_call(sharded, x) == "it gathers its parameters from other ranks (0)"
 
 
 def test_checkpoints_of_transformers(x: Any) -> None:

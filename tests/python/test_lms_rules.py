@@ -28,7 +28,7 @@ def test_nothing_happens_where_everything_fits(lms, lms_extension, second_runs):
         assert lms_extension.is_resting()
 
 
-def test_a_program_that_fitted_is_followed_again_once_it_does_not(within, lms_extension, second_runs):
+def test_a_program_that_fitted_is_followed_again_once_it_does_not(lms, within, lms_extension, second_runs):
     def make():
         step = lms_models.gpt()
         small = lms_models.gpt(depth=2)
@@ -39,7 +39,7 @@ def test_a_program_that_fitted_is_followed_again_once_it_does_not(within, lms_ex
         step = make()
         torch.manual_seed(1)
         losses = [step(number) for number in range(4)]
-        assert lms_extension.is_resting()
+        assert lms_extension.is_resting(), f"{lms_extension.statistics()}\n{lms.report()}"
         losses += [step(number) for number in range(4, 10)]
         assert losses == plain and not lms_extension.is_resting()
         assert calls.recomputed() and second_runs
@@ -52,8 +52,18 @@ def test_another_limit_ends_the_rest(lms, lms_extension):
         run(step)
         assert lms_extension.is_resting()
         lms.limit = int(0.6 * needed)
-        step(0)
-        assert not lms_extension.is_resting()
+        assert not lms_extension.is_resting(), "the calls of the next step are followed"
+
+
+def test_a_shortage_ends_the_rest_with_the_step_in_which_it_came(within, lms_extension):
+    with within(lms_models.gpt):
+        small, large = lms_models.gpt(depth=2), lms_models.gpt()
+        run(small, 4)
+        assert lms_extension.is_resting()
+        large(0)
+        assert not lms_extension.is_resting(), "the calls of the next step are followed"
+        run(large, 5)
+        assert calls.recomputed()
 
 
 class DynamicLayer:

@@ -62,19 +62,12 @@ def test_writes(weight, write):
     assert not extension().take_written_weights()
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 @pytest.mark.expected_skip("torch without distributed")
-def test_collectives_write(weight, tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
-    try:
-        with torch.no_grad():
-            for collective in (torch.distributed.all_reduce, lambda each: torch.distributed.broadcast(each, 0)):
-                collective(weight.data)
-                assert extension().take_written_weights()
-    finally:
-        torch.distributed.destroy_process_group()
+def test_collectives_write(weight, one_rank):
+    with torch.no_grad():
+        for collective in (torch.distributed.all_reduce, lambda each: torch.distributed.broadcast(each, 0)):
+            collective(weight.data)
+            assert extension().take_written_weights()
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
