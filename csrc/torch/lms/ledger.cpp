@@ -66,7 +66,7 @@ void Ledger::allow_evictions(bool are_allowed) {
   {
     Lock lock(mutex_);
     are_evictions_allowed_ = are_allowed && !is_child_;
-    rest_.forget();
+    forget_rest();
     if (are_allowed) return;
     moved_.wait(lock, [&] { return leaving_ == 0 && arriving_ == 0; });
     // What has begun to leave stays.
@@ -90,7 +90,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   await_marks(device);
   {
     const Lock lock(mutex_);
-    if (rest_.is_over() && by_age_.empty()) end_rest();
+    end_rest_if_over();
     auto& entry = by_storage_[storage.unsafeGetStorageImpl()];
     saved = entry.lock();
     // A storage that was resized since is another one. Neither leaves then, since each refers to it.
@@ -141,6 +141,7 @@ void Ledger::forget(SavedStorage& saved) noexcept {
     transit = std::exchange(saved.transit_, Transit());
     if (saved.place_ == SavedStorage::Place::kHost) statistics_.host_bytes -= saved.size_bytes_;
     forget_in_step(saved);
+    end_rest_if_over();  // before the next step calls modules
     is_off = !are_evictions_allowed_;
   }
   if (is_child_) {  // the parent's copy: a child has no driver to ask

@@ -220,7 +220,8 @@ class Ledger {
   void end_step(c10::Device device, Steps& steps, uint64_t used_bytes);
   bool did_fit(const Steps& steps) const;
   void begin_anew(Steps& steps) const;
-  void end_rest();
+  void forget_rest();
+  void end_rest_if_over();  // where nothing is saved: the next step is followed from its first call
   void note_elsewhere(c10::Device device, Steps& steps) const;
   bool send_planned_states();
   static void set_times(Steps& steps);

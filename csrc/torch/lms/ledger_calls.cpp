@@ -149,7 +149,7 @@ void Ledger::set_rules(bool may_recompute, bool may_evict, bool may_rest,
   may_evict_ = may_evict;
   may_rest_ = may_rest;
   forced_ = std::move(forced);
-  rest_.forget();
+  forget_rest();
 }
 
 void Ledger::disturb_step() {

@@ -113,7 +113,13 @@ bool Ledger::did_fit(const Steps& steps) const {
   return is_free && !steps.was_short && away_bytes == 0 && steps.evicted_before_bytes == ever_evicted_bytes_;
 }
 
-void Ledger::end_rest() {
+void Ledger::forget_rest() {
+  rest_.forget();
+  end_rest_if_over();
+}
+
+void Ledger::end_rest_if_over() {
+  if (!rest_.is_over() || !by_age_.empty()) return;
   rest_.end();
   for (auto& [device, steps] : steps_) {
     steps.follower.abandon_step();
