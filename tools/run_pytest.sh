@@ -24,6 +24,8 @@ if [[ $jobs == 1 || " $* " =~ " "(-m|-s|--pdb)" " ]] || ! "$python" -c "import x
 
 # A file stays in one process, with what its tests share. Files start in their order: the longest is among the first.
 # A process that crashed is not replaced: xdist 3.8 waits for ever then for the rest of the crashed one's files.
+# One thread of torch each: more would wait for one another.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 side_by_side=(-n "$jobs" --dist loadfile --no-loadscope-reorder --max-worker-restart=0)
 if [[ ${EBBTIDE_TEST_DRIVER:-sim} == sim ]]; then exec "${run[@]}" "$@" "${side_by_side[@]}"; fi
 

@@ -318,14 +318,14 @@ def test_a_region_is_opened_only_where_states_may_be_made(lms, monkeypatch, make
 
 
 def test_states_on_the_host_leave_their_room_to_activations(lms, monkeypatch):
-    """A step that stays the same is planned anew, and less of it leaves: 48 MiB of states are more than a quarter of
+    """A step that stays the same is planned anew, and less of it leaves: 12 MiB of states are more than a quarter of
     the limit, which is what a plan may leave free for pieces."""
     monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
-    plain, evicted = run([2048] * 8, amsgrad=True, depth=16), []
-    with lms.enable(limit="158MiB", min_size=SMALL):
-        training, losses = Training(amsgrad=True, depth=16), []
+    plain, evicted = run([1024] * 8, amsgrad=True, depth=16, width=256), []
+    with lms.enable(limit="40MiB", min_size=SMALL):
+        training, losses = Training(amsgrad=True, depth=16, width=256), []
         for step in range(8):
-            losses.append(training.step(2048))
+            losses.append(training.step(1024))
             evicted.append(lms.stats()["evicted_bytes"])
             if step == 3:
                 extension().send_states_away(2**62)
