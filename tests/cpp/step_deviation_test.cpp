@@ -192,6 +192,36 @@ TEST(StepDeviation, StepsOfOtherSizesFollowThePlan) {
   }
 }
 
+// A model that is made anew has the names of the one before.
+TEST(StepDeviation, AShorterProgramOfTheSameNamesLosesThePlanOfTheLongerOne) {
+  const StepRecord long_step = transformer_step(1280, 12 * 1024, 16), short_step = transformer_step(1280, 12 * 1024, 6);
+  for (const bool may_recompute : {false, true}) {
+    StepRules rules = rules_at(at_limit(part_of_peak(long_step, 50)));
+    rules.may_recompute = may_recompute;
+    ASSERT_LT(peak_bytes(short_step), rules.limits.limit_bytes);
+    CheckedFollower checked;
+    for (int step = 0; step < 10; ++step) play(checked, long_step, rules);
+    ASSERT_EQ(checked.follower.latest_choice()->recomputed.empty(), !may_recompute);
+    for (int step = 0; step < 6; ++step) play(checked, short_step, rules);
+    const PlayedStep run = play(checked, short_step, rules);
+    EXPECT_EQ(run.recomputed, 0u);
+    EXPECT_EQ(run.moved_bytes, 0u);
+  }
+}
+
+TEST(StepDeviation, StepsThatLeaveOutAThirdKeepTheirPlan) {
+  std::mt19937_64 random(5);
+  const StepRecord whole = transformer_step(1280, 4096, 16);
+  const StepRules rules = without_recomputation(part_of_peak(whole, 60));
+  CheckedFollower checked;
+  for (int step = 0; step < 30; ++step) {
+    std::vector<bool> is_missing(whole.storages.size());
+    for (size_t storage = 1; storage < is_missing.size(); ++storage) is_missing[storage] = random() % 3 == 0;
+    const StepRecord some = without_storages(whole, [&](uint32_t storage) { return is_missing[storage]; });
+    EXPECT_EQ(play(checked, some, rules).was_followed, step > 0) << step;
+  }
+}
+
 // A batch of other length: all sizes and times are a part.
 StepRecord padded(StepRecord record, uint64_t percent) {
   for (RecordedStorage& storage : record.storages) storage.size_bytes = storage.size_bytes / 100 * percent;

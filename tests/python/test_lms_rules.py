@@ -28,19 +28,23 @@ def test_nothing_happens_where_everything_fits(lms, lms_extension, second_runs):
         assert lms_extension.is_resting()
 
 
+# Three steps that fit, the end of the third, and four in which it may follow the plan of an earlier model of its names.
+SETTLED = 8
+
+
 def test_a_program_that_fitted_is_followed_again_once_it_does_not(lms, within, lms_extension, second_runs):
     def make():
         step = lms_models.gpt()
         small = lms_models.gpt(depth=2)
-        return lambda number: (step if number > 3 else small)(number)
+        return lambda number: (step if number >= SETTLED else small)(number)
 
-    plain = run(make(), 10)
+    plain = run(make(), SETTLED + 6)
     with within(lms_models.gpt):
         step = make()
         torch.manual_seed(1)
-        losses = [step(number) for number in range(4)]
+        losses = [step(number) for number in range(SETTLED)]
         assert lms_extension.is_resting(), f"{lms_extension.statistics()}\n{lms.report()}"
-        losses += [step(number) for number in range(4, 10)]
+        losses += [step(number) for number in range(SETTLED, SETTLED + 6)]
         assert losses == plain and not lms_extension.is_resting()
         assert calls.recomputed() and second_runs
 
@@ -58,7 +62,7 @@ def test_another_limit_ends_the_rest(lms, lms_extension):
 def test_a_shortage_ends_the_rest_with_the_step_in_which_it_came(within, lms_extension):
     with within(lms_models.gpt):
         small, large = lms_models.gpt(depth=2), lms_models.gpt()
-        run(small, 4)
+        run(small, SETTLED)
         assert lms_extension.is_resting()
         large(0)
         assert not lms_extension.is_resting(), "the calls of the next step are followed"

@@ -105,6 +105,7 @@ bool KnownStep::has_other_times(const StepRules& rules) const {
 bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules) {
   TriedChoice& tried = choices_[current_];
   const bool is_lesson = !rules.was_disturbed;
+  steps_of_another_ = tried.is_of_another(matched) ? steps_of_another_ + 1 : 0;
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);

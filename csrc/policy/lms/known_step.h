@@ -43,9 +43,14 @@ class KnownStep {
   // A step has ended that followed the current choice. Returns whether what the next one will follow is new.
   bool note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules);
 
+  // Whether the last steps had less than half of what their plans name, as those of another model of the same classes.
+  bool is_another_program() const { return steps_of_another_ >= kStepsOfAnother; }
+
   void choose(const StepRules& rules);
 
  private:
+  static constexpr int kStepsOfAnother = 4;
+
   StepLimits with_margin(StepLimits limits) const;
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
@@ -61,9 +66,10 @@ class KnownStep {
   Margin margin_;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;
-  bool is_settled_ = false;  // each choice was measured, and the best is current
-  int shortages_left_ = 2;   // choices that shortages ask for
-  int retimings_left_ = 3;   // choices that other times or rates ask for: those of a busy machine never settle
+  bool is_settled_ = false;   // each choice was measured, and the best is current
+  int steps_of_another_ = 0;  // in a row
+  int shortages_left_ = 2;    // choices that shortages ask for
+  int retimings_left_ = 3;    // choices that other times or rates ask for: those of a busy machine never settle
 };
 
 }  // namespace ebbtide::policy

@@ -151,6 +151,7 @@ void StepFollower::end_step(const StepRules& rules) {
         known->ended = step_;
       }
       known_.splice(known_.begin(), known_, known);
+      if (known_.front().step.is_another_program()) known_.pop_front();  // the next step is recorded
     } else {
       if (known_.size() == kMostKnownSteps) known_.pop_back();
       known_.push_front({KnownStep(std::move(record_), rules), step_});

@@ -27,6 +27,9 @@ std::vector<uint64_t> demands_of(const StepRecord& record) {
   return demands;
 }
 
+// Whether steps that follow the choice have it.
+bool has_name(const StepEvent& event) { return has_anchor(event.kind) && event.index != kNone; }
+
 int64_t most_between(const std::vector<uint64_t>& demands, size_t begin, size_t end) {
   uint64_t most = 0;
   for (size_t event = begin; event < end; ++event) most = std::max(most, demands[event]);
@@ -70,6 +73,11 @@ TriedChoice::TriedChoice(StepChoice choice)
 uint32_t TriedChoice::event_of(uint64_t anchor) const {
   const auto found = events_.find(anchor);
   return found == events_.end() ? kNone : found->second;
+}
+
+bool TriedChoice::is_of_another(const MatchedEvents& matched) const {
+  const std::vector<StepEvent>& events = choice_.record.events;
+  return 2 * matched.size() < static_cast<size_t>(std::count_if(events.begin(), events.end(), has_name));
 }
 
 uint32_t TriedChoice::storage_of(uint64_t key) const {
@@ -125,11 +133,10 @@ void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matc
     const size_t measured_end = is_last ? measured.size() : matched[index + 1].second;
     int64_t bytes =
         most_between(measured, measured_at, measured_end) - most_between(expected_, planned_at, planned_end);
-    // What is recomputed shows fewer samples than were recorded.
-    const bool is_sampled =
-        std::none_of(events.begin() + planned_at, events.begin() + static_cast<std::ptrdiff_t>(planned_end),
-                     [](const StepEvent& event) { return event.index == kNone; });
-    if (!is_sampled) bytes = std::max<int64_t>(bytes, 0);
+    // What is recomputed shows fewer samples than were recorded, unless the step has passed over it.
+    const auto begin = events.begin() + planned_at, end = events.begin() + static_cast<std::ptrdiff_t>(planned_end);
+    const bool is_sampled = std::none_of(begin, end, [](const StepEvent& event) { return event.index == kNone; });
+    if (!is_sampled && std::none_of(begin + 1, end, has_name)) bytes = std::max<int64_t>(bytes, 0);
     // Events that other steps had, and this one has not, are corrected as well.
     for (size_t event = planned_at; event < planned_end; ++event) {
       Correction& correction = corrections_[event];

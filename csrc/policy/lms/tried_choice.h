@@ -39,6 +39,8 @@ class TriedChoice {
   bool has_recomputed(const StepRecord& step) const;
   // Whether the storages of both that have a name in common are as large in all.
   bool is_as_large(const StepRecord& step) const;
+  // Whether the step had less than half of what the plan names.
+  bool is_of_another(const MatchedEvents& matched) const;
   // kNone: the plan has no such event, or no such storage.
   uint32_t event_of(uint64_t anchor) const;
   uint32_t storage_of(uint64_t key) const;

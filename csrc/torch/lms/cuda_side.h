@@ -29,8 +29,8 @@ void follow_cuda_allocations(const CudaHooks& hooks);
 void leave_cuda_allocations();
 // The most device memory that torch and ebbtide may hold on a device.
 void set_cuda_limit(int device, uint64_t limit_bytes);
-// Of what torch's allocator holds there, how much is not on the device: tags' memory on the host, paused, or released by
-// a trim since no tensor uses it. The latter, which is no part of any demand, is unused_bytes.
+// Of what torch's allocator holds there, how much is not on the device: tags' memory on the host, paused, or released
+// by a trim since no tensor uses it. The latter, which is no part of any demand, is unused_bytes.
 void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes);
 
 }  // namespace ebbtide::lms
