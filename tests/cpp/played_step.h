@@ -311,4 +311,20 @@ inline StepRules rules_at(const StepLimits& limits) {
   return rules;
 }
 
+inline StepRules copies_only(const StepRecord& record, uint64_t percent) {
+  StepRules rules = rules_at(at_limit(part_of_peak(record, percent)));
+  rules.may_recompute = false;
+  return rules;
+}
+
+inline StepRules mixed(const StepRecord& record, uint64_t percent) {
+  return rules_at(at_limit(part_of_peak(record, percent)));
+}
+
+inline StepRecord with_base(StepRecord record, int64_t bytes) {
+  for (StepEvent& event : record.events)
+    event.demand_bytes = static_cast<uint64_t>(static_cast<int64_t>(event.demand_bytes) + bytes);
+  return record;
+}
+
 }  // namespace ebbtide::policy
