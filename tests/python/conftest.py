@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import importlib
 import itertools
 import os
 import re
@@ -47,6 +48,7 @@ def few_objects_to_collect() -> None:
     """Exempts the objects that torch and pytest have made so far from garbage collection. Scanning them takes longer
     than most tests."""
     pytest.importorskip("torch")
+    importlib.import_module("torch._dynamo")  # which the first optimizer imports: 120,000 objects
     _forget_earlier_tests()  # what is frozen is never collected
     gc.freeze()
 
