@@ -70,6 +70,15 @@ def test_a_shortage_ends_the_rest_with_the_step_in_which_it_came(within, lms_ext
         assert calls.recomputed()
 
 
+def test_a_shortage_where_nothing_is_saved_ends_the_rest_at_once(within, lms_extension):
+    with within(lms_models.gpt):
+        run(lms_models.gpt(depth=2), SETTLED)
+        assert lms_extension.is_resting()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 30, dtype=torch.uint8)
+        assert not lms_extension.is_resting()
+
+
 class DynamicLayer:
     """Of a cache, as transformers has them."""
 

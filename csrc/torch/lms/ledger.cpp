@@ -90,7 +90,6 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
   await_marks(device);
   {
     const Lock lock(mutex_);
-    end_rest_if_over();
     auto& entry = by_storage_[storage.unsafeGetStorageImpl()];
     saved = entry.lock();
     // A storage that was resized since is another one. Neither leaves then, since each refers to it.
@@ -263,10 +262,11 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
     const Lock lock(mutex_);
     if (!are_evictions_allowed_) return 0;
     ++statistics_.reclaims;
+    rest_.fell_short();
+    end_rest_if_over();
     Steps& steps = steps_[device.index()];
     steps.was_short = true;
     steps.flushes = flushes;
-    rest_.fell_short();
     steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
     // What is held and not in use; in one piece also the room, if it would have been enough.
     const uint64_t used_here_bytes = used_bytes - std::min(used_bytes, side.elsewhere_bytes(device));
