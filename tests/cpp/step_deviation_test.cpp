@@ -38,15 +38,9 @@ StepRecord without_storages(StepRecord record, const Predicate& is_left_out) {
   return record;
 }
 
-StepRules without_recomputation(uint64_t limit_bytes) {
-  StepRules rules = rules_at(at_limit(limit_bytes));
-  rules.may_recompute = false;
-  return rules;
-}
-
 TEST(StepDeviation, MissingStoragesArePassedOver) {
   const StepRecord record = transformer_step(1280, 4096, 8);
-  const StepRules rules = without_recomputation(part_of_peak(record, 60));
+  const StepRules rules = copies_only(record, 60);
   std::mt19937_64 random(30);
   for (int round = 0; round < 100; ++round) {
     CheckedFollower checked;
@@ -82,7 +76,7 @@ TEST(StepDeviation, NewStoragesAreIgnored) {
     std::vector<bool> is_new(whole.storages.size());
     for (size_t storage = 1; storage < is_new.size(); ++storage) is_new[storage] = random() % 8 == 0;
     const StepRecord known = without_storages(whole, [&](uint32_t storage) { return is_new[storage]; });
-    const StepRules rules = without_recomputation(part_of_peak(whole, 60));
+    const StepRules rules = copies_only(whole, 60);
     CheckedFollower checked;
     play(checked, known, rules);
     const PlayedStep run = play(checked, whole, rules);
@@ -99,7 +93,7 @@ TEST(StepDeviation, AStepOfWhichMostIsNewIsRecordedAnew) {
   const StepRecord full = transformer_step(1280, 4096, 12);
   StepRecord brief = transformer_step(1280, 4096, 4);
   brief.storages.front().key = full.storages.front().key;
-  const StepRules rules = without_recomputation(part_of_peak(full, 60));
+  const StepRules rules = copies_only(full, 60);
   CheckedFollower checked;
   play(checked, brief, rules);
   EXPECT_GT(play(checked, full, rules).missing_bytes, 0u);
@@ -122,9 +116,7 @@ TEST(StepDeviation, AlternatingModelsAreKnownTogether) {
   std::vector<StepRecord> steps;
   for (uint64_t model = 0; model < 9; ++model)
     steps.push_back(of_model(transformer_step(128 << model, 1024, 8), model));
-  const auto run = [&](size_t model) {
-    return play(checked, steps[model], rules_at(at_limit(part_of_peak(steps[model], 70))));
-  };
+  const auto run = [&](size_t model) { return play(checked, steps[model], mixed(steps[model], 70)); };
   for (int round = 0; round < 8; ++round) {
     for (size_t model = 0; model < 8; ++model) {
       const PlayedStep step = run(model);
@@ -167,7 +159,7 @@ TEST(StepDeviation, StepsOfOtherSizesFollowThePlan) {
     for (const bool may_recompute : {false, true}) {
       SCOPED_TRACE(testing::Message() << percent << " %, " << may_recompute);
       const StepRecord record = transformer_step(1280, 12 * 1024, 16);
-      StepRules rules = rules_at(at_limit(part_of_peak(record, percent)));
+      StepRules rules = mixed(record, percent);
       rules.may_recompute = may_recompute;
       CheckedFollower checked;
       play(checked, with_experts(record, random), rules);
@@ -196,8 +188,7 @@ TEST(StepDeviation, StepsOfOtherSizesFollowThePlan) {
 TEST(StepDeviation, AShorterProgramOfTheSameNamesLosesThePlanOfTheLongerOne) {
   const StepRecord long_step = transformer_step(1280, 12 * 1024, 16), short_step = transformer_step(1280, 12 * 1024, 6);
   for (const bool may_recompute : {false, true}) {
-    StepRules rules = rules_at(at_limit(part_of_peak(long_step, 50)));
-    rules.may_recompute = may_recompute;
+    const StepRules rules = may_recompute ? mixed(long_step, 50) : copies_only(long_step, 50);
     ASSERT_LT(peak_bytes(short_step), rules.limits.limit_bytes);
     CheckedFollower checked;
     for (int step = 0; step < 10; ++step) play(checked, long_step, rules);
@@ -212,7 +203,7 @@ TEST(StepDeviation, AShorterProgramOfTheSameNamesLosesThePlanOfTheLongerOne) {
 TEST(StepDeviation, StepsThatLeaveOutAThirdKeepTheirPlan) {
   std::mt19937_64 random(5);
   const StepRecord whole = transformer_step(1280, 4096, 16);
-  const StepRules rules = without_recomputation(part_of_peak(whole, 60));
+  const StepRules rules = copies_only(whole, 60);
   CheckedFollower checked;
   for (int step = 0; step < 30; ++step) {
     std::vector<bool> is_missing(whole.storages.size());
@@ -240,7 +231,7 @@ TEST(StepDeviation, PaddedBatchesHoldTheLimitWithoutEndlessPlans) {
   std::mt19937_64 random(33);
   const StepRecord record = transformer_step(1280, 12 * 1024, 16);
   for (const bool may_recompute : {false, true}) {
-    StepRules rules = rules_at(at_limit(part_of_peak(record, 60)));
+    StepRules rules = mixed(record, 60);
     rules.may_recompute = may_recompute;
     CheckedFollower checked;
     size_t short_steps = 0;
@@ -265,7 +256,7 @@ TEST(StepDeviation, PaddedBatchesHoldTheLimitWithoutEndlessPlans) {
 
 TEST(StepDeviation, AStepThatRecomputesIsNotTakenForAWholeOne) {
   const StepRecord record = transformer_step(1280, 12 * 1024, 16);
-  const StepRules rules = rules_at(at_limit(part_of_peak(record, 50)));
+  const StepRules rules = mixed(record, 50);
   CheckedFollower checked;
   play(checked, record, rules);
   for (int step = 0; step < 4; ++step) play(checked, record, rules);

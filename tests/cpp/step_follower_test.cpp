@@ -20,7 +20,7 @@ constexpr Manner kPlanned{.evicts_on_demand = false};  // nothing but the plan m
 TEST(StepFollower, AnEqualStepFollowsThePlan) {
   for (const StepRecord& record : {llama_step(), resnet_step()}) {
     for (const uint64_t percent : {80, 60, 40}) {
-      const StepRules rules = rules_at(at_limit(part_of_peak(record, percent)));
+      const StepRules rules = mixed(record, percent);
       CheckedFollower checked;
       const PlayedStep first = play(checked, record, rules, kPlanned);
       EXPECT_TRUE(first.done.departures.empty());

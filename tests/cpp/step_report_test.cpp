@@ -47,7 +47,7 @@ TEST(StepReport, EachByteIsKeptEvictedOrRecomputed) {
 
 TEST(StepReport, WhatIsInUseStaysBelowTheLimit) {
   const StepRecord record = transformer_step(1280, kTokens);
-  const StepRules rules = rules_at(at_limit(part_of_peak(record, 60)));
+  const StepRules rules = mixed(record, 60);
   const StepReport report = report_on(KnownStep(record, rules), 0);
   const auto by_bytes = [](const auto& one, const auto& other) { return one.second < other.second; };
   EXPECT_EQ(std::max_element(report.without.begin(), report.without.end(), by_bytes)->second, peak_bytes(record));
@@ -60,7 +60,7 @@ TEST(StepReport, WhatIsInUseStaysBelowTheLimit) {
 
 TEST(StepReport, WhatLiesElsewhereCountsOnNeitherSide) {
   const StepRecord record = transformer_step(1280, kTokens);
-  const KnownStep step(record, rules_at(at_limit(part_of_peak(record, 60))));
+  const KnownStep step(record, mixed(record, 60));
   const StepReport all = report_on(step, 0), less = report_on(step, 1000);
   EXPECT_EQ(less.limit_bytes, all.limit_bytes - 1000);
   EXPECT_EQ(less.peak_bytes, all.peak_bytes - 1000);
@@ -70,7 +70,7 @@ TEST(StepReport, WhatLiesElsewhereCountsOnNeitherSide) {
 
 TEST(StepReport, AHigherLimitIsNoSlower) {
   const StepRecord record = transformer_step(1280, kTokens);
-  const KnownStep step(record, rules_at(at_limit(part_of_peak(record, 40))));
+  const KnownStep step(record, mixed(record, 40));
   double before = 1e9;
   for (const uint64_t percent : {40, 60, 80, 101}) {
     const Forecast found = forecast_at(step, part_of_peak(record, percent));

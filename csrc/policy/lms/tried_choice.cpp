@@ -152,7 +152,7 @@ uint64_t TriedChoice::unexplained_bytes(const MatchedEvents& matched, const Shor
   if (shortages.empty()) return most_bytes;
   const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
   const uint64_t limit_bytes = limits_of(limits, choice_).limit_bytes;
-  const uint64_t planned_bytes = limit_bytes - std::min(limit_bytes, margin_bytes) + choice_.plan.excess_bytes;
+  const uint64_t planned_bytes = limit_bytes - margin_bytes + choice_.plan.excess_bytes;
   for (const auto& [event, bytes] : shortages) {
     const auto after = std::upper_bound(matched.begin(), matched.end(), event,
                                         [](uint32_t left, const auto& right) { return left < right.second; });
