@@ -49,12 +49,9 @@ def keep_off(version: tuple[int, int]) -> None:
     """
     if version >= EXPANDABLE_SEGMENTS_FROM:
         return
-    if _now.is_on:
-        _watch()
-        return
     variable = switched_on_by(os.environ, version)
     is_on, settings = _in_force()
-    if variable if is_on is None else is_on:
+    if not _now.is_on and (variable if is_on is None else is_on):
         settings = settings or os.environ.get(variable, "")
         if not _switch_off(settings):
             raise StateError(_refusal(version, variable or ALLOCATOR_VARIABLES[0], settings))
