@@ -193,17 +193,14 @@ def training_fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
 def one_rank(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
     torch = pytest.importorskip("torch")
-    distributed = torch.distributed
-    if not distributed.is_available():
-        pytest.skip("torch without distributed")
-    store = distributed.FileStore(str(tmp_path / "ranks"), 1)
+    store = torch.distributed.FileStore(str(tmp_path / "ranks"), 1)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     yield
     gc.collect()
     # A group joins its threads while it holds the GIL, and they need the GIL to end what they have done.
     time.sleep(0.1)
-    distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
 
 
 def _forget_earlier_tests() -> None:

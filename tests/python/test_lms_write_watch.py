@@ -62,7 +62,6 @@ def test_writes(weight, write):
     assert not extension().take_written_weights()
 
 
-@pytest.mark.expected_skip("torch without distributed")
 def test_collectives_write(weight, one_rank):
     with torch.no_grad():
         for collective in (torch.distributed.all_reduce, lambda each: torch.distributed.broadcast(each, 0)):
