@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ebbtide import torch_extension  # noqa: E402
+
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
 MIB = 2**20
@@ -38,6 +40,12 @@ if __name__ == "__main__":
 WITHOUT_OPTIMIZER = "import train; train.train(1, has_optimizer=False)"
 SHOW = "import torch, ebbtide; print(ebbtide.lms.limit, ebbtide.lms.enabled)"
 REPORT = "ebbtide: large model support\nlimit "
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extension_is_built():
+    """Who builds it says so on stderr, which tests compare."""
+    torch_extension.load("_lms")
 
 
 @pytest.fixture
