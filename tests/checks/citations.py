@@ -1,10 +1,8 @@
 """What comments, docstrings and Markdown pages cite: facts and invariants of csrc/DESIGN.md, its tests, files."""
 
 import ast
-import io
 import os
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,6 +31,10 @@ NO_TEST = "No test"
 
 C_TOKENS = re.compile(
     r"""R"\w*\(.*?\)\w*" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])' | (?P<comment>//[^\n]*|/\*.*?\*/)""",
+    re.DOTALL | re.VERBOSE,
+)
+PYTHON_TOKENS = re.compile(
+    r"""(["'])\1\1(?:\\.|[^\\])*?\1\1\1 | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' | (?P<comment>\#[^\n]*)""",
     re.DOTALL | re.VERBOSE,
 )
 C_SUFFIXES = {".cpp", ".h", ".c", ".cu", ".def"}
@@ -69,17 +71,18 @@ def prose_of(path: str, text: str) -> Iterator[tuple[int, str]]:
 
 @cache  # several checks read the same files
 def _prose_of_python(text: str) -> tuple[tuple[int, str], ...]:
-    return tuple(_read_prose_of_python(text))
-
-
-def _read_prose_of_python(text: str) -> Iterator[tuple[int, str]]:
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-    for node in ast.walk(ast.parse(text)):
+    comments = ((match.start("comment"), match["comment"]) for match in PYTHON_TOKENS.finditer(text))
+    found = [(text.count("\n", 0, start) + 1, comment) for start, comment in comments if comment]
+    statements: list[ast.AST] = [ast.parse(text)]
+    while statements:  # ast.walk would visit every expression, too
+        node = statements.pop()
         has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if has_body and (docstring := ast.get_docstring(node, clean=False)):
-            yield node.body[0].lineno, docstring
+            found.append((node.body[0].lineno, docstring))
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            inner = getattr(node, part, [])
+            statements += inner if isinstance(inner, list) else []
+    return tuple(found)
 
 
 def numbers_of(match: re.Match[str]) -> set[int]:

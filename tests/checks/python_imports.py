@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from checks.python_trees import parse
+
 
 @dataclass(frozen=True)
 class Import:
@@ -43,7 +45,7 @@ def read_imports(modules: dict[str, Path]) -> list[Import]:
     """Every import in these modules."""
     found = []
     for name, path in modules.items():
-        for node, is_late, is_typing in _statements(ast.parse(path.read_text()), False, False):
+        for node, is_late, is_typing in _statements(parse(path.read_text()), False, False):
             targets = dict.fromkeys(_targets(node, modules))
             found += [Import(name, target, node.lineno, is_late, is_typing) for target in targets if target != name]
     return found
@@ -77,11 +79,12 @@ def _targets(node: ast.stmt | ast.Call, modules: dict[str, Path]) -> Iterator[st
 
 def _names_late_imports(node: ast.AST) -> bool:
     """Whether it is a call of `ebbtide.late_imports`, whose strings are modules, or "module:attribute"."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func) == "late_imports"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "late_imports"
 
 
 def _is_import_module(function: ast.expr) -> bool:
-    return ast.unparse(function) in ("importlib.import_module", "import_module", "__import__")
+    is_name = isinstance(function, ast.Name | ast.Attribute)  # to unparse other calls takes long
+    return is_name and ast.unparse(function) in ("importlib.import_module", "import_module", "__import__")
 
 
 def graph_of(imports: list[Import], modules: dict[str, Path], *, with_typing: bool = True) -> dict[str, set[str]]:

@@ -3,6 +3,8 @@
 import ast
 from collections.abc import Container, Iterator
 
+from checks.python_trees import nodes_of
+
 # Modules of Python that have such names.
 _NOT_TORCH = {"os", "sys", "ctypes"}
 
@@ -13,9 +15,8 @@ def private_names(text: str, own: Container[str] = ()) -> set[str]:
     Args:
         own: names that the package defines itself (`names_defined`).
     """
-    tree = ast.parse(text)
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(text):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
             module = (node.module or "").partition(".")[2]
             paths = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
@@ -33,7 +34,7 @@ def private_names(text: str, own: Container[str] = ()) -> set[str]:
 def names_looked_up(text: str) -> set[str]:
     """The names that are given to `torch_names.find`."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.Call) and _chain(node.func) in (["find"], ["torch_names", "find"]):
             found |= {str(one.value) for one in node.args if isinstance(one, ast.Constant)}
     return found
@@ -50,7 +51,7 @@ def _private_attribute(node: ast.Attribute, own: Container[str]) -> set[str]:
 
 def names_defined(text: str) -> Iterator[str]:
     """The definitions of a file: functions, classes, attributes and variables that it assigns."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

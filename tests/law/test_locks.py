@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from checks.python_trees import nodes_of
 
 WAITED_FOR = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier", "Queue", "SimpleQueue"}
 MODULES = {"threading", "_thread", "queue", "multiprocessing"}
@@ -37,7 +38,7 @@ def documented_locks(design: str) -> Counter[str]:
 def foreign_locks(source: str) -> list[int]:
     """The lines that make a lock themselves, or import what makes one."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         is_of_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         if is_of_name and node.value.id in MODULES and node.attr in WAITED_FOR | {"allocate_lock"}:
             lines.append(node.lineno)
@@ -89,7 +90,7 @@ def loops_below_with(source: str) -> list[int]:
         return [line for child in ast.iter_child_nodes(node) for line in inside(child)]
 
     found: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         is_with = isinstance(node, ast.With) and not all("open(" in ast.unparse(i.context_expr) for i in node.items)
         if is_with or (isinstance(node, ast.Try) and node.finalbody):
             found |= {line for statement in node.body for line in inside(statement)}

@@ -28,7 +28,7 @@ def run_planted(root: Path, folder: Path, text: str, **environment: str) -> str:
     (folder / "pytest.ini").write_text(CONFIGURATION)
     (folder / "test_planted.py").write_text(text)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("EBBTIDE_", "PYTEST_"))}
-    variables |= environment
+    variables |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}  # plugins take longer than the tests
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
     done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     return done.stdout + done.stderr

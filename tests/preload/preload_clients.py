@@ -13,7 +13,7 @@ from checks.toolchain import find_cuda_include
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 SIMULATOR = CLIENTS.parents[2] / "csrc/sim"
-ACTIONS = ("actions.c", "captures.c", "faults.c", "mapped.c", "refusals.c")
+ACTIONS = ("actions", "captures", "faults", "mapped", "refusals")  # which call the driver by pointers that they get
 IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
 MIB = 1 << 20
 
@@ -184,12 +184,15 @@ def build_clients(folder: Path, optimisation: str, drivers: Path | None) -> Clie
 
 def compile_clients(folder: Path, optimisation: str) -> None:
     link_library = str(make_link_library(folder))
-    compile_c(folder / "loaded", ["main.c", "loaded.c", *ACTIONS], optimisation, "-ldl")
-    compile_c(folder / "linked", ["main.c", "linked.c", *ACTIONS], optimisation, link_library, "-ldl")
+    for name in ACTIONS:
+        compile_c(folder / f"{name}.o", [f"{name}.c"], optimisation, "-c", "-fPIC")
+    actions = [str(folder / f"{name}.o") for name in ACTIONS]
+    compile_c(folder / "loaded", ["main.c", "loaded.c"], *actions, optimisation, "-ldl")
+    compile_c(folder / "linked", ["main.c", "linked.c"], *actions, optimisation, link_library, "-ldl")
     shared = ("-shared", "-fPIC", optimisation)
-    compile_c(folder / "liblinked.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
+    compile_c(folder / "liblinked.so", ["library.c", "linked.c"], *actions, *shared, link_library, "-ldl")
     # torch's allocator is recognised by the name of its file.
-    compile_c(folder / "libc10_cuda.so", ["library.c", "linked.c", *ACTIONS], *shared, link_library, "-ldl")
+    compile_c(folder / "libc10_cuda.so", ["library.c", "linked.c"], *actions, *shared, link_library, "-ldl")
     (folder / "torch").mkdir()
     for name in ("libc10_cuda.so", "libtorch_cuda.so", "libnccl.so.2"):
         compile_c(folder / "torch" / name, ["torch.c"], *shared, link_library)

@@ -83,7 +83,7 @@ def quick_scans(saver: Any) -> Iterator[None]:
     gc.unfreeze()
     whole_collections = gc.get_stats()[2]["collections"]
     yield
-    gc.collect(0 if gc.get_stats()[2]["collections"] == whole_collections else 2)
+    gc.collect(1 if gc.get_stats()[2]["collections"] == whole_collections else 2)
     gc.freeze()
     gc.enable()
 
@@ -114,14 +114,15 @@ def run_python(driver_name: str, request: pytest.FixtureRequest) -> Callable[...
     """Runs a program in its own Python process: `run_python(code, EBBTIDE_DRIVER="off")`. None unsets a variable.
 
     A program that imports torch before ebbtide, as most do, runs in a fork of a process that has done so: this saves
-    two seconds. On a GPU it imports torch itself. `trains=True` saves another second of one with an optimizer."""
+    two seconds. On a GPU it imports torch itself. `trains=True` saves another second of one with an optimizer.
+    `whole_exit=True` is for tests of how a process ends (fork_server.py)."""
 
     def run(
-        code: str, timeout: float = 120, trains: bool = False, **environment: str | None
+        code: str, timeout: float = 120, trains: bool = False, whole_exit: bool = False, **environment: str | None
     ) -> subprocess.CompletedProcess[str]:
         if driver_name == "sim" and TORCH_FIRST.match(code):
             server: ForkServer = request.getfixturevalue("training_fork_server" if trains else "fork_server")
-            return server.run(code, timeout, changed_environment(environment))
+            return server.run(code, timeout, changed_environment(environment), whole_exit)
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
             env=changed_environment(environment),

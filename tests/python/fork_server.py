@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # A process that has imported torch but not ebbtide. It forks for each program. The child runs the program at the end of
-# the script, so that it ends as any Python program does.
+# the script, so that it ends as any Python program does; but what torch's libraries do last, after ebbtide's, takes
+# longer than most programs and is left out unless the end is what a test is about.
 SCRIPT = """
-import gc, importlib, json, os, select, sys
+import ctypes, gc, importlib, json, os, select, sys
+libc = ctypes.CDLL(None)
 for name in sys.argv[1:]:
     importlib.import_module(name)
 del sys.argv[1:]
@@ -27,6 +29,8 @@ for line in sys.stdin:
         os.environ.clear()
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
+        if not request["whole_exit"]:
+            libc.on_exit(libc._exit, None)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(os.open(request[name], os.O_RDWR | os.O_CREAT), number)
         break
@@ -47,9 +51,14 @@ class ForkServer:
         self._folder = folder
 
     def run(
-        self, program: str, timeout: float = 120, environment: Mapping[str, str] | None = None
+        self,
+        program: str,
+        timeout: float = 120,
+        environment: Mapping[str, str] | None = None,
+        whole_exit: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program to its end. `environment` is its whole environment, by default that of this process."""
+        """Runs a program to its end. `environment` is its whole environment, by default that of this process.
+        `whole_exit`: with the last of torch's libraries' own work."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         out, err = self._folder / "stdout", self._folder / "stderr"
@@ -58,6 +67,7 @@ class ForkServer:
         request = {
             "program": textwrap.dedent(program),
             "timeout": timeout,
+            "whole_exit": whole_exit,
             "folder": str(Path.cwd()),
             "environment": dict(os.environ if environment is None else environment),
             "stdin": os.devnull,

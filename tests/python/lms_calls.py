@@ -25,21 +25,27 @@ def blocks_of(kind=lambda: lms_models.Block(64, 4), count=8):
 
 
 def through(blocks):
-    return functools.reduce(lambda hidden, block: block(hidden), blocks, torch.randn(4, 128, 64))
+    return functools.reduce(lambda hidden, block: block(hidden), blocks, torch.randn(8, 32, 64))
 
 
-def chain(blocks, call=lambda number, block, hidden: block(hidden)):
-    """A step that calls the blocks one after the other, without a module around them."""
+def chain(
+    blocks,
+    call=lambda number, block, hidden: block(hidden),
+    backward=lambda number, loss: loss.backward(),
+):
+    """A step that calls the blocks one after the other, without a module around them. It returns its loss and a sum of
+    gradients."""
 
     def step(number):
-        hidden = torch.randn(4, 128, 64)
+        hidden = torch.randn(8, 32, 64)
         for index, block in enumerate(blocks):
             hidden = call(index, block, hidden)
         loss = hidden.pow(2).mean()
         for block in blocks:
             block.zero_grad()
-        loss.backward()
-        return loss.item()
+        backward(number, loss)
+        gradients = (each.grad for block in blocks for each in block.parameters() if each.grad is not None)
+        return loss.item(), next(gradients).sum().item()
 
     return step
 

@@ -15,7 +15,7 @@ def make_model(depth=8, width=128):
     return torch.nn.Sequential(*layers)
 
 
-def train(steps=2, depth=8, width=128, batch=2048, before_step=lambda step: None):
+def train(steps=2, depth=8, width=64, batch=4096, before_step=lambda step: None):
     model = make_model(depth, width)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     losses = []

@@ -128,7 +128,7 @@ def language_step(model: nn.Module, optimizer: Any, batch: int, length: int, **o
     return step
 
 
-def gpt(depth: int = 8, width: int = 64, batch: int = 4, length: int = 128, **options: Any) -> Step:
+def gpt(depth: int = 8, width: int = 64, batch: int = 8, length: int = 32, **options: Any) -> Step:
     torch.manual_seed(0)
     model = Decoder([Block(width, 4) for _ in range(depth)], width)
     return language_step(model, torch.optim.SGD(model.parameters(), 0.1), batch, length, **options)
@@ -137,7 +137,7 @@ def gpt(depth: int = 8, width: int = 64, batch: int = 4, length: int = 128, **op
 def experts(depth: int = 4, width: int = 64) -> Step:
     torch.manual_seed(0)
     model = Decoder([Block(width, 4, Experts(width, 4)) for _ in range(depth)], width)
-    return language_step(model, torch.optim.SGD(model.parameters(), 0.1), 4, 128)
+    return language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 32)
 
 
 def padded(depth: int = 6, width: int = 64) -> Step:
@@ -147,7 +147,7 @@ def padded(depth: int = 6, width: int = 64) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step(number: int) -> float:
-        length = (128, 112, 96, 120)[number % 4]
+        length = (64, 56, 48, 60)[number % 4]
         words = torch.randint(0, 200, (4, length))
         mask = torch.rand(4, 1, length, length) < 0.9
         optimizer.zero_grad()
@@ -161,7 +161,7 @@ def padded(depth: int = 6, width: int = 64) -> Step:
 
 def unet(norm: Callable[[int], nn.Module] = lambda size: nn.GroupNorm(4, size)) -> Step:
     torch.manual_seed(0)
-    model = Unet(16, 3, norm)
+    model = Unet(8, 3, norm)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(number: int) -> float:
@@ -182,7 +182,7 @@ def batch_norms() -> Step:
 
 KINDS: dict[str, Callable[[], Step]] = {
     "gpt": gpt,
-    "gpt_autocast": lambda: gpt(4, 64, 4, 128, autocast=True, micro_batches=2, clips=True),
+    "gpt_autocast": lambda: gpt(6, autocast=True, micro_batches=2, clips=True),
     "experts": experts,
     "padded": padded,
     "unet": unet,

@@ -1,4 +1,4 @@
-"""What the tests of progress share: operations that take a while, and waiting for the thread that tells of them."""
+"""What the tests of progress share: operations that are seen while they run, and waiting for the thread that tells."""
 
 import faulthandler
 import sys
@@ -6,27 +6,33 @@ import time
 
 import pytest
 import torch
-from core_sim import Sim
+from ebbtide import _core
 from ebbtide import saver as saver_module
+from ebbtide.saver.copying import paced
 from ebbtide.saver.telling import watch
 
 BLOCK = 1 << 22  # numbers of 4 bytes
 SIZE = 4 * BLOCK
+WORK = (
+    *((_core, name) for name in ("pause", "resume", "swap", "prepare", "demote", "promote")),
+    *((paced, "copy_now"), (paced.PacedCopy, "copy")),
+)
 
 
-def simulator():
-    made = Sim()
-    yield made
-    made.delay("cuMemUnmap", 0)
-    made.clear_failures()
+def hold(monkeypatch, before=lambda: True, after=lambda: True):
+    """Makes each operation wait until these conditions hold, before and after it moves bytes."""
 
+    def held(function):
+        def work(*arguments, **options):
+            wait_until(before)
+            result = function(*arguments, **options)
+            wait_until(after)
+            return result
 
-def slow_operations(sim):
-    """Makes each operation that maps or unmaps memory take a while."""
-    sim.delay("cuMemUnmap", 0.3)
-    sim.delay("cuMemMap", 0.3)
-    yield sim
-    sim.delay("cuMemMap", 0)
+        return work
+
+    for owner, name in WORK:
+        monkeypatch.setattr(owner, name, held(getattr(owner, name)))
 
 
 def short_thresholds(monkeypatch):

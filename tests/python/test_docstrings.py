@@ -83,6 +83,7 @@ def names(saver):
     saver.resume("weights", "kv_cache")
 
 
+@pytest.mark.usefixtures("quick_scans")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_each_has_an_example_that_runs(name, names):
     blocks = examples_in(inspect.getdoc(PUBLIC[name]))

@@ -47,7 +47,7 @@ def test_a_low_limit_holds_from_the_first_step_with_the_same_losses(lms, share):
 
 def test_a_third_of_what_activations_need(lms):
     """Activations are most of what this model needs."""
-    shape = {"depth": 16, "width": 128, "batch": 8192}
+    shape = {"depth": 16, "width": 64, "batch": 4096}
     plain = train(**shape)
     with lms.enable(limit="1GiB", min_size=SMALL):
         train(**shape)

@@ -17,8 +17,11 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 pytestmark = pytest.mark.sim_only
 
 
-@pytest.mark.parametrize("rate", [SLOW, FAST], ids=["slow", "fast"])
-@pytest.mark.parametrize("kind", lms_models.KINDS)
+# On a fast bus all kinds do what batch_norms does on a slow one, but for those whose tensors have sizes of their own.
+CASES = [*((kind, SLOW) for kind in lms_models.KINDS), ("gpt_autocast", FAST), ("experts", FAST), ("padded", FAST)]
+
+
+@pytest.mark.parametrize(("kind", "rate"), CASES, ids=lambda value: {SLOW: "slow", FAST: "fast"}.get(value, value))
 def test_losses_are_equal_and_the_limit_holds(within, second_runs, kind, rate):
     make = lms_models.KINDS[kind]
     plain = run_plainly(make)
@@ -84,7 +87,7 @@ def test_hooks_of_the_program_run_once_and_calls_inside_are_recomputed(lms, with
         for block in blocks:
             block.register_forward_hook(lambda *_: seen.append(None))
         model = lms_models.Decoder(blocks, 64)
-        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 4, 128)
+        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 32)
 
     plain = run(make())
     expected = len(seen)
@@ -164,7 +167,7 @@ def test_a_trial_counts_for_its_mode_alone(within, second_runs):
 class Normed(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.norm = lms_models.Block(64, 4), nn.BatchNorm1d(128)
+        self.body, self.norm = lms_models.Block(64, 4), nn.BatchNorm1d(32)
 
     def forward(self, hidden):
         return self.norm(self.body(hidden))
@@ -197,25 +200,17 @@ def test_running_statistics_of_two_graphs_move_once_each(within, second_runs):
 
 
 def test_graphs_that_are_kept_are_not_recomputed(within, second_runs):
+    def backward(_, loss):
+        loss.backward(retain_graph=True)
+        loss.backward()
+
     def make():
-        blocks = blocks_of()
-
-        def step(number):
-            hidden = through(blocks)
-            loss = hidden.pow(2).mean()
-            loss.backward(retain_graph=True)
-            loss.backward()
-            found = loss.item(), blocks[0].first.weight.grad.sum().item()
-            for block in blocks:
-                block.zero_grad()
-            return found
-
-        return step
+        return chain(blocks_of(), backward=backward)
 
     plain = run(make())
     with within(make):
         assert run(make()) == plain
-        assert calls.refused()["Block"].startswith("its graph is kept")
+        assert calls.refused()["Block"].startswith("its graph is kept for another backward")
     assert not second_runs
 
 
@@ -305,7 +300,7 @@ def test_errors_in_forward_and_backward_leave_the_next_steps_as_they_are(within)
 def test_models_are_copied_and_pickled_while_it_is_on(within):
     with within(lms_models.gpt):
         model = lms_models.Decoder(blocks_of(), 64)
-        words = torch.randint(0, 200, (4, 128))
+        words = torch.randint(0, 200, (8, 32))
         for _ in range(5):
             model(words).pow(2).mean().backward()
         twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -316,24 +311,16 @@ def test_models_are_copied_and_pickled_while_it_is_on(within):
 
 
 def test_switched_off_between_forward_and_backward(lms, within):
-    def make(number_off):
-        blocks = blocks_of()
-
-        def step(number):
-            hidden = through(blocks)
-            loss = hidden.pow(2).mean()
+    def make(number_off=None):
+        def backward(number, loss):
             if number == number_off:
                 lms.disable()
             loss.backward()
-            found = loss.item(), blocks[0].first.weight.grad.sum().item()
-            for block in blocks:
-                block.zero_grad()
-            return found
 
-        return step
+        return chain(blocks_of(), backward=backward)
 
-    plain = run(make(None), 6)
-    with within(lambda: make(None)):
+    plain = run(make(), 6)
+    with within(make):
         assert run(make(4), 6) == plain
 
 

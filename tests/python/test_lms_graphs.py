@@ -134,7 +134,7 @@ def test_outputs_that_nodes_save_are_themselves(lms, function, size):
 
 def test_another_thread_may_switch_it_while_models_are_made_and_used(lms):
     lms.enable(limit="300MiB", min_size="64KiB")
-    ends, problems = time.monotonic() + 4, []
+    ends, problems = time.monotonic() + 2, []
 
     def toggle():
         while time.monotonic() < ends:

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import pickle
 import random
-import signal
 import threading
 
 import pytest
@@ -15,7 +14,7 @@ from ebbtide import _core  # noqa: E402
 from ebbtide.lms import weights  # noqa: E402
 from ebbtide.lms.streaming import layers  # noqa: E402
 from lms_model import SMALL, make_model  # noqa: E402
-from lms_states import content, extension  # noqa: E402
+from lms_states import Interrupts, content, extension  # noqa: E402
 from lms_weights import TAG, evaluate, on_host, send_all_away  # noqa: E402
 
 MIB = 2**20
@@ -348,22 +347,12 @@ def test_threads_that_evaluate_and_one_that_trains(away):
 def test_ctrl_c_at_any_time_leaves_every_weight_whole(away, lms):
     want = evaluate(make_model(6, 512), 1), content(make_model(6, 512).parameters())
     model = away(make_model(6, 512))
-    chooser, count = random.Random(6), 0
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
+    chooser = random.Random(6)
+    with Interrupts(KeyboardInterrupt) as interrupts:
         for _ in range(60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, chooser.uniform(1e-4, 5e-3))
-                evaluate(model, 40)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                count += 1
-            torch.set_grad_enabled(True)
+            interrupts.after(chooser.uniform(1e-4, 5e-3), lambda: evaluate(model, 40), 1)
             assert evaluate(model, 1) == want[0]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert count > 0
+    assert interrupts.count > 0
     assert content(model.parameters()) == want[1]
     assert {_core.find(each.data_ptr()).tag for each in model.parameters() if each.nbytes >= MIB} == {TAG}
 

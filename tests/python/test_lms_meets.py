@@ -199,24 +199,6 @@ def test_a_system_that_keeps_tables_as_they_are_is_named(lms, monkeypatch):
     assert tag_of(torch.ones(300)) is None
 
 
-def test_the_outer_with_goes_on(lms):
-    with lms.enable(limit="1GiB"):
-        with lms.enable(limit="512MiB"):
-            pass
-        assert lms.enabled and lms.limit == 1024 * MIB
-    assert not lms.enabled
-
-
-def test_a_lower_limit_of_the_user_wins_while_it_runs(lms, saver):
-    lms.enable(limit="64MiB")
-    saver.configure(device_limit="32MiB")
-    lms.limit = "63MiB"
-    assert _core.query_device(0).limit_bytes == 32 * MIB
-    lms.disable()
-    assert _core.query_device(0).limit_bytes == 32 * MIB
-    saver.configure(device_limit=None)
-
-
 def test_a_problem_of_the_host_that_is_over_is_not_told(lms, saver):
     lms.enable(limit="64MiB", min_size=SMALL)
     given = torch.ones(SIZE, requires_grad=True)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core, torch_extension  # noqa: E402
-from lms_model import MIB, SMALL, train  # noqa: E402
+from lms_model import MIB, SMALL, peak_of_training, train, train_plainly  # noqa: E402
 
 pytestmark = pytest.mark.sim_only
 
@@ -52,20 +52,18 @@ def test_it_is_an_error_without(lms):
 
 
 def test_what_can_leave_leaves_before(lms):
-    plain = train(steps=4, depth=8, width=128, batch=2048)
-    with lms.enable(limit="4GiB", min_size=SMALL):
-        train(steps=4, depth=8, width=128, batch=2048)
-        needed = lms.stats()["peak_device_bytes"]
+    plain, needed = train_plainly(steps=4), peak_of_training()
     with lms.enable(limit=int(0.6 * needed), min_size=SMALL, overflow=True):
-        assert train(steps=4, depth=8, width=128, batch=2048) == plain
+        assert train(steps=4) == plain
         assert lms.stats()["evictions"] > 0 and lms.stats()["peak_overflow_bytes"] == 0
 
 
 @pytest.mark.parametrize("mebibytes", [2, 6])
 def test_losses_are_equal_in_less_than_one_operation_needs(lms, mebibytes):
-    plain = train(steps=4, depth=4, width=256, batch=2048)
+    shape = {"steps": 4, "depth": 4, "width": 128, "batch": 4096}
+    plain = train_plainly(**shape)
     with lms.enable(limit=f"{mebibytes}MiB", min_size=SMALL, overflow=True):
-        assert train(steps=4, depth=4, width=256, batch=2048) == plain
+        assert train(**shape) == plain
         assert lms.stats()["peak_overflow_bytes"] > 0
         assert lms.stats()["peak_device_bytes"] <= mebibytes * MIB
 
@@ -105,8 +103,8 @@ def test_no_room_on_the_host_either(lms):
 def test_many_small_tensors_share_memory(lms):
     with lms.enable(limit="4MiB", host_limit="128MiB", overflow=True):
         held = [torch.full((1024, 1024), 1.0)]
-        held += [torch.full((4,), float(number)) for number in range(2000)]
-        assert overflowed(held[-1]) and [each[0].item() for each in held[1:]] == list(range(2000))
+        held += [torch.full((4,), float(number)) for number in range(500)]
+        assert overflowed(held[-1]) and [each[0].item() for each in held[1:]] == list(range(500))
         assert lms.stats()["overflow_bytes"] <= 8 * MIB
 
 

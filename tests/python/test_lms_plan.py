@@ -14,9 +14,9 @@ from lms_model import SMALL, make_model, peak_of_training, train, train_plainly 
 
 pytestmark = pytest.mark.sim_only  # tests/gpu/test_gpu_lms.py is for GPUs
 
-SHAPE = {"depth": 12, "width": 128, "batch": 2048}
+SHAPE = {"depth": 12, "width": 64, "batch": 4096}
 # Its steps take long enough that their times differ little on a busy machine.
-LONGER_STEPS = {**SHAPE, "batch": 4096}
+LONGER_STEPS = {"depth": 12, "width": 128, "batch": 4096}
 LATE, EAGER, RANDOM = 0, 1, 2
 
 
@@ -32,7 +32,7 @@ def reclaims():
     return torch_extension.load("_lms").statistics()["reclaims"]
 
 
-@pytest.mark.parametrize(("mode", "share"), [(LATE, 0.8), (EAGER, 0.6), (RANDOM, 0.45), (LATE, 0.45)])
+@pytest.mark.parametrize(("mode", "share"), [(LATE, 0.8), (EAGER, 0.6), (RANDOM, 0.45)])
 def test_later_steps_need_no_reclaim(lms, device_works, mode, share):
     """Under the plan that they have. A step whose times differ by a quarter, as on a busy machine, is planned anew, and
     the new plan may meet free memory that lies in other pieces, which costs one reclaim.
@@ -94,7 +94,7 @@ def run_steps(model, kinds):
     found = []
     for kind in kinds:
         optimizer.zero_grad()
-        batch = torch.randn(512 if kind == "small" else 2048, 128)
+        batch = torch.randn(1024 if kind == "small" else 4096, 64)
         if kind == "evaluation":
             found.append(model(batch).mean().item())
             continue
@@ -115,21 +115,19 @@ def run_steps(model, kinds):
     ("mode", "kinds"),
     [
         (LATE, ["whole", "half"] * 4),
-        (EAGER, ["whole", "half"] * 4),
         (RANDOM, ["whole", "small", "half"] * 3),
         (LATE, ["whole", "evaluation", "whole", "evaluation", "whole", "whole"]),
         (EAGER, ["whole", "whole", "dropped", "whole", "dropped", "dropped", "whole"]),
         (LATE, ["whole", "whole", "twice", "whole", "twice", "twice", "whole"]),
-        (RANDOM, ["whole", "whole", "twice", "whole", "twice", "twice", "whole"]),
     ],
     ids=lambda value: "-".join(dict.fromkeys(value)) if isinstance(value, list) else ["late", "eager", "random"][value],
 )
 def test_steps_that_differ(lms, device_works, mode, kinds):
     device_works(mode)
-    plain = run_steps(make_model(12), kinds)
+    plain = run_steps(make_model(12, 64), kinds)
     limit = int(0.6 * peak_of_training(**SHAPE))
     with lms.enable(limit=limit, min_size=SMALL):
-        assert run_steps(make_model(12), kinds) == plain
+        assert run_steps(make_model(12, 64), kinds) == plain
         assert lms.stats()["peak_device_bytes"] <= limit
 
 
@@ -151,11 +149,11 @@ def test_an_exception_in_any_step(lms):
             return gradient, None
 
     def run():
-        model = make_model(6)
+        model = make_model(6, 64)
         torch.manual_seed(2)
         losses = []
         for step in range(13):
-            hidden = torch.randn(2048, 128)
+            hidden = torch.randn(4096, 64)
             try:
                 for index, layer in enumerate(model):
                     hidden = layer(hidden)
@@ -172,7 +170,7 @@ def test_an_exception_in_any_step(lms):
 
     plain = run()
     assert None in plain
-    limit = int(0.7 * peak_of_training(depth=6, width=128, batch=2048))
+    limit = int(0.7 * peak_of_training(depth=6))
     with lms.enable(limit=limit, min_size=SMALL):
         assert run() == plain
         assert lms.stats()["evictions"] > 0

@@ -66,9 +66,9 @@ def test_random_evictions_at_every_op_for_80_steps(lms):
 @pytest.mark.timeout(400)
 def test_random_limits_while_it_runs_and_no_growth(lms, saver):
     chooser = random.Random(5)
-    plain = train(60, depth=4, batch=1024)
+    plain = train(60, depth=4, batch=2048)
     lms.enable(limit="12MiB", min_size=SMALL)  # so that no segment of an earlier test comes back whole and counts
-    train(1, depth=4, batch=1024)
+    train(1, depth=4, batch=2048)
     needed = lms.stats()["peak_device_bytes"]
     held = []
 
@@ -77,7 +77,7 @@ def test_random_limits_while_it_runs_and_no_growth(lms, saver):
         gc.collect()
         held.append((lms.stats()["host_bytes"], lms.stats()["device_bytes"]))
 
-    assert train(60, depth=4, batch=1024, before_step=change) == plain
+    assert train(60, depth=4, batch=2048, before_step=change) == plain
     assert all(host == 0 for host, _ in held)
     assert max(device for _, device in held[30:]) <= max(device for _, device in held[:30]) + 20 * 2**20
     assert lms.stats()["evictions"] > 0
@@ -89,16 +89,16 @@ LATE, RANDOM = 0, 2
 def run_random_steps(seed, steps, before_step=lambda step: None):
     """Steps that repeat a few shapes; some keep their graph for a second backward, some fail in backward."""
     chooser = random.Random(seed)
-    model = make_model(8)
+    model = make_model(8, 64)
     torch.manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     found = []
     for step in range(steps):
         before_step(step)
-        batch, depth = chooser.choice([(2048, 16), (2048, 16), (1024, 16), (2048, 9)])
+        batch, depth = chooser.choice([(4096, 16), (4096, 16), (2048, 16), (4096, 9)])
         kind = chooser.choice(["plain"] * 5 + ["twice", "dropped", "fails"])
         optimizer.zero_grad()
-        hidden = torch.randn(batch, 128)
+        hidden = torch.randn(batch, 64)
         fails_at = chooser.randrange(depth)
         for index, layer in enumerate(model[:depth]):
             hidden = layer(hidden)

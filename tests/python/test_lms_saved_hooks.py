@@ -65,7 +65,8 @@ def test_hooks_of_the_program_lie_above_and_get_their_own_tensors(lms, leaves):
 def test_compiled_autograd_gets_the_pair_in_python(run_python):
     """In a process of its own: torch keeps the tensors that it compiled with, and so their room of every limit."""
     folder = str(Path(__file__).parent)
-    done = run_python(f"""
+    done = run_python(
+        f"""
         import sys
         import torch
         sys.path.insert(0, {folder!r})
@@ -91,7 +92,9 @@ def test_compiled_autograd_gets_the_pair_in_python(run_python):
                 with compiled_autograd._enable(torch.compile(backend="eager")):
                     loss.backward()
                 assert all(torch.equal(each.grad, wanted) for each, wanted in zip(leaves, expected, strict=True))
-    """)
+    """,
+        trains=True,
+    )
     assert done.returncode == 0, done.stderr
 
 

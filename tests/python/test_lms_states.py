@@ -53,27 +53,19 @@ def test_with_room_nothing_leaves(lms, saver):
         assert saver.tags()[TAG].lease_count == 0
 
 
-def test_states_that_do_not_fit_are_made_on_the_host(lms):
-    plain = run_plainly(STEADY)
-    with lms.enable(limit=FOR_STEADY, min_size=SMALL):
-        assert run(STEADY) == plain
-        numbers = lms.stats()
-    assert numbers["peak_device_bytes"] <= FOR_STEADY
-    assert numbers["streamed_bytes"] > 0
-    assert "states on the host" in lms.report()
-
-
 class Another(torch.optim.AdamW):
     """A class that ebbtide does not know, so its steps do not run in pieces."""
 
 
-def test_states_that_do_not_fit_are_read_where_they_are(lms):
-    plain = run_plainly(STEADY, make=Another)
+@pytest.mark.parametrize("make", [torch.optim.AdamW, Another])
+def test_states_that_do_not_fit_are_made_on_the_host_and_read_there_or_in_pieces(lms, make):
+    plain = run_plainly(STEADY, make=make)
     with lms.enable(limit=FOR_STEADY, min_size=SMALL):
-        assert run(STEADY, make=Another) == plain
+        assert run(STEADY, make=make) == plain
         numbers = lms.stats()
     assert numbers["peak_device_bytes"] <= FOR_STEADY
-    assert numbers["slow_reads"] > 0 and numbers["streamed_bytes"] == 0
+    assert (numbers["streamed_bytes"] > 0, numbers["slow_reads"] > 0) == (make is not Another, make is Another)
+    assert "states on the host" in lms.report()
 
 
 def test_states_leave_on_demand_then_ahead_and_come_back(lms):
@@ -154,6 +146,8 @@ def test_optimizers_of_torch(lms, make, options):
     with lms.enable(limit=FOR_GROWING, min_size=SMALL):
         assert run(GROWING, make=make, **options) == plain
         assert lms.stats()["peak_device_bytes"] <= FOR_GROWING
+        has_states = make is not torch.optim.SGD or options != {}
+        assert (lms.stats()["state_evicted_bytes"] > 0) is has_states
 
 
 def run_closures(make, **options):
@@ -196,11 +190,11 @@ def test_two_optimizers_and_groups_that_come_later(lms):
             if turn == 2:
                 second.add_param_group({"params": model[12:].parameters(), "lr": 1e-4})
             model.zero_grad()
-            loss = model(torch.randn(2048 if turn > 2 else 256, 512, generator=generator)).pow(2).mean()
-            loss.backward()
+            hidden = model(torch.randn(256, 512, generator=generator))
+            (hidden.repeat(8, 1).sin() if turn > 2 else hidden).pow(2).mean().backward()
             first.step()
             second.step()
-            losses.append(loss.item())
+            losses.append(hidden.sum().item())
         return losses, content(model.parameters())
 
     plain = train()
@@ -246,7 +240,7 @@ def test_an_optimizer_class_that_is_defined_later(lms):
 
 def test_checkpoints_while_states_are_on_the_host(lms, tmp_path):
     def train(moves):
-        training = Training()
+        training = Training(depth=4)
         training.step()
         if moves:
             assert extension().send_states_away(2**62) > 0
@@ -263,7 +257,7 @@ def test_checkpoints_while_states_are_on_the_host(lms, tmp_path):
         losses.append(training.step())
         if moves:
             assert {_core.find(each.data_ptr()).tag for each in training.states()} == {TAG}
-            assert extension().send_states_away(2**62) >= 16 * MIB
+            assert extension().send_states_away(2**62) >= 8 * MIB
         return losses, training.result()
 
     plain = train(False)
@@ -307,27 +301,29 @@ def test_a_region_is_opened_only_where_states_may_be_made(lms, monkeypatch, make
 
     monkeypatch.setattr(optimizer_states, "region", counted)
     with lms.enable(limit="1GiB", min_size=SMALL):
-        training = Training(make=make, **options)
+        training = Training(make=make, depth=2, **options)
         losses = [training.step() for _ in range(5)]
         assert opened == [(TAG,)] * times
         assert {_core.find(each.data_ptr()).tag for each in training.states()} <= {TAG}
-        assert len(training.states()) == (0 if make is torch.optim.SGD and not options else 16)
+        assert len(training.states()) == (0 if make is torch.optim.SGD and not options else 4)
     monkeypatch.undo()
-    plain = Training(make=make, **options)
+    plain = Training(make=make, depth=2, **options)
     assert losses == [plain.step() for _ in range(5)]
 
 
 def test_states_on_the_host_leave_their_room_to_activations(lms, monkeypatch):
-    """A step that stays the same is planned anew, and less of it leaves: 12 MiB of states are more than a quarter of
-    the limit, which is what a plan may leave free for pieces."""
+    """A step that stays the same is planned anew, after more steps on a busy machine, and less of it leaves: 12 MiB of
+    states are more than a quarter of the limit, which is what a plan may leave free for pieces."""
     monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
-    plain, evicted = run([1024] * 8, amsgrad=True, depth=16, width=256), []
+    options = {"amsgrad": True, "depth": 16, "width": 256, "rows": 1024}
     with lms.enable(limit="40MiB", min_size=SMALL):
-        training, losses = Training(amsgrad=True, depth=16, width=256), []
-        for step in range(8):
+        training, losses, left = Training(**options), [], []
+        while len(losses) < 5 or (left[-1] >= left[3] and len(losses) < 40):
+            before = lms.stats()["evicted_bytes"]
             losses.append(training.step(1024))
-            evicted.append(lms.stats()["evicted_bytes"])
-            if step == 3:
+            left.append(lms.stats()["evicted_bytes"] - before)
+            if len(losses) == 4:
                 extension().send_states_away(2**62)
-        assert (losses, training.result()) == plain
-    assert evicted[7] - evicted[6] < evicted[3] - evicted[2]
+        found = losses, training.result()
+    assert left[-1] < left[3]
+    assert found == run([1024] * len(losses), **options)

@@ -2,7 +2,6 @@
 
 import gc
 import random
-import signal
 import threading
 import warnings
 
@@ -13,7 +12,7 @@ torch = pytest.importorskip("torch")
 from core_sim import OUT_OF_MEMORY, UNKNOWN, Sim  # noqa: E402
 from ebbtide import _core  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
-from lms_states import FOR_GROWING, GROWING, STEADY, TAG, Training, extension, run, run_plainly  # noqa: E402
+from lms_states import FOR_GROWING, GROWING, STEADY, TAG, Interrupts, Training, extension, run_plainly  # noqa: E402
 
 pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
     pytest.mark.sim_only,
@@ -47,41 +46,20 @@ def test_exceptions_leave_no_region_open(lms, saver):
     assert extension().send_states_away(2**62) > 0
 
 
-class InterruptError(Exception):
-    pass
-
-
 @pytest.mark.timeout(200)
 def test_interrupts_leave_no_region_open(lms, saver):
-    def interrupt(*_):
-        raise InterruptError
-
     chooser = random.Random(2)
     lms.enable(limit="1GiB", min_size=SMALL)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    count = 0
-    try:
+    with Interrupts() as interrupts:
         for _ in range(150):
             training = Training(depth=1, width=256)
             training.forward(16).backward()
             extension().send_states_away(2**62)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, chooser.uniform(1e-5, 4e-3))
-                for _ in range(100):
-                    training.optimizer.step()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except InterruptError:
-                count += 1
-            torch.set_grad_enabled(True)  # torch's own step may leave it off
-            assert not extension().is_in_step()
+            interrupts.after(chooser.uniform(1e-5, 4e-3), training.optimizer.step, 100)
             status = saver.tags().get(TAG)  # None: every step so far was interrupted before its region
             assert status is None or status.lease_count == 0
             assert _core.find(torch.empty(1).data_ptr()).tag == "lms"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        torch.set_grad_enabled(True)
-    assert count > 0
+    assert interrupts.count > 0
 
 
 def test_steps_of_fake_tensors_are_left_alone(lms):
@@ -154,22 +132,6 @@ def test_threads_with_optimizers_of_their_own(lms):
             mover.join()
         assert found == plain
         assert lms.stats()["peak_device_bytes"] <= 2 * FOR_GROWING
-
-
-def test_random_limits_while_it_trains(lms):
-    chooser = random.Random(11)
-    batches = [chooser.choice([64, 256, 2048]) for _ in range(12)]
-    plain = run(batches, depth=4)
-    with lms.enable(limit="1GiB", min_size=SMALL):
-        training, losses = Training(depth=4), []
-        for batch in batches:
-            lms.limit = chooser.choice(["auto", "1GiB", chooser.randrange(24, 44) * MIB])
-            losses.append(training.step(batch))
-            allowed = lms.limit
-            assert allowed == "auto" or lms.stats()["device_bytes"] <= allowed
-        assert (losses, training.result()) == plain
-        assert lms.stats()["state_evicted_bytes"] > 0
-        assert lms.stats()["state_loaded_bytes"] > 0
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,15 @@ def test_what_is_smaller_than_a_part_waits_for_the_step(monkeypatch):
     assert result(training) == result(plain)
 
 
-def test_a_second_gradient_is_refused():
+def test_a_second_gradient_is_refused_and_told_once():
     training = Training(torch.optim.SGD)
     handle = lms.step_in_backward(training.optimizer)
-    training.forward().backward()
-    with pytest.raises(StateError, match="got a second before optimizer"):
+    for end in (training.optimizer.step, training.optimizer.zero_grad):
         training.forward().backward()
-    training.optimizer.step()
-    training.step()
+        with pytest.raises(StateError, match="got a second before optimizer"):
+            training.forward().backward()
+        end()
+        training.step()
     handle.remove()
     handle.remove()
     for _ in range(2):
@@ -252,16 +253,6 @@ def test_many_small_parameters_cost_linear_time():
     Counted.asked = 0
     sum(each.sum() for each in parameters).backward()
     assert 0 < Counted.asked <= 2 * len(parameters)
-
-
-def test_a_second_gradient_is_told_once():
-    training = Training(torch.optim.SGD)
-    lms.step_in_backward(training.optimizer)
-    training.forward().backward()
-    with pytest.raises(StateError, match="got a second before optimizer"):
-        training.forward().backward()
-    training.optimizer.zero_grad()
-    training.step()
 
 
 def test_an_optimizer_that_is_gone_updates_nothing():

@@ -354,18 +354,15 @@ def test_ibm_names(lms, monkeypatch):
     assert torch.cuda.memory_stats is had_stats and not hasattr(torch.cuda, "set_limit_lms")
 
 
-@pytest.mark.parametrize("wrong", [1.5, "yes", None])
-def test_another_word_for_recompute_is_refused(lms, wrong):
-    with pytest.raises(TypeError, match="recompute must be 'auto', False, or a function"):
-        lms.enable(limit="1GiB", recompute=wrong)
-    assert not lms.enabled
-
-
-@pytest.mark.parametrize("wrong", ["auto", None, 1])
-def test_another_word_for_evict_is_refused(lms, wrong):
-    with pytest.raises(TypeError, match="evict must be True, False, or a function"):
-        lms.enable(limit="1GiB", evict=wrong)
-    assert not lms.enabled
+@pytest.mark.parametrize(
+    ("option", "wrong"), [("recompute", 1.5), ("recompute", "yes"), ("evict", "auto"), ("evict", 1)]
+)
+def test_another_word_for_a_rule_is_refused(lms, option, wrong):
+    words = {"recompute": "'auto', False,", "evict": "True, False,"}
+    for given in (wrong, None):
+        with pytest.raises(TypeError, match=f"{option} must be {words[option]} or a function"):
+            lms.enable(limit="1GiB", **{option: given})
+        assert not lms.enabled
 
 
 def test_recomputing_is_the_default():

@@ -63,13 +63,13 @@ def test_exceptions(lms, where):
 
 
 def test_no_grad_evaluation_between_steps(lms):
-    model = make_model()
+    model = make_model(width=64)
 
     def evaluate(_step):
         with torch.no_grad():
-            model(torch.zeros(512, 128))
+            model(torch.zeros(512, 64))
         with torch.inference_mode():
-            model(torch.zeros(512, 128))
+            model(torch.zeros(512, 64))
 
     plain = train(3, before_step=evaluate)
     with lms.enable(limit="1GiB", min_size=SMALL):
@@ -78,23 +78,6 @@ def test_no_grad_evaluation_between_steps(lms):
     with lms.enable(limit=needed // 2, min_size=SMALL):
         assert train(3, before_step=evaluate) == plain
         assert lms.stats()["evictions"] > 0
-
-
-def test_generators_and_early_exits(lms):
-    lms.enable(limit="1GiB", min_size=SMALL)
-    given = torch.randn(64 * 1024, requires_grad=True)
-
-    def losses():
-        for _ in range(5):
-            yield (given * 1.0).exp().sum()
-
-    for loss in losses():
-        evict_all()
-        loss.backward()
-        break
-    del loss
-    gc.collect()
-    assert lms.stats()["host_bytes"] == 0
 
 
 def test_threads_train_at_once(lms):
@@ -263,12 +246,14 @@ def test_a_host_budget_that_is_gone(lms):
 
 
 @pytest.mark.timeout(200)
-def test_a_program_that_enables_in_threads_ends_well():
+def test_a_program_that_enables_in_threads_ends_well(run_python):
     program = (
-        "import threading, torch, ebbtide.lms as lms\n"
+        "import torch\nimport threading\nfrom ebbtide import lms\n"
         "threads = [threading.Thread(target=lambda: lms.enable(limit='1GiB')) for _ in range(40)]\n"
         "[thread.start() for thread in threads]\n"
         "[thread.join() for thread in threads]\n"
     )
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
+    for _ in range(2):  # which begin faster
+        done = run_python(program)
+        assert done.returncode == 0, done.stderr

@@ -310,24 +310,6 @@ def test_lms_can_be_enabled_after_a_backward_that_disabled_it(lms):
     layer(torch.ones(2, 512)).sum()
 
 
-def test_an_interrupted_forward_bars_no_thread_from_memory_for_ever(lms):
-    class Interrupted(torch.nn.Module):
-        def forward(self, inputs):
-            raise KeyboardInterrupt
-
-    lms.enable("10MiB", min_size="64KiB")
-    layers = [torch.nn.Linear(512, 512) for _ in range(6)]
-    with pytest.raises(KeyboardInterrupt):
-        Interrupted()(torch.ones(1))
-    lms.disable()
-    lms.enable("10MiB", min_size="64KiB")
-    made = []
-    thread = threading.Thread(target=lambda: made.append(torch.empty(1 << 20)))
-    thread.start()
-    thread.join()
-    assert made and layers
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
     class Recursive(torch.nn.Module):

@@ -233,17 +233,18 @@ def test_weights_that_have_not_changed_leave_without_a_copy(lms, saver):
     assert saver.stats()["host_held_bytes"] <= held - 4 * MIB, "the host memory of what came back"
 
 
-def test_random_limits_and_evictions_while_it_trains(lms):
+def test_random_limits_and_evictions_of_weights_and_states_while_it_trains(lms):
     chooser = random.Random(3)
-    batches = [chooser.choice([64, 256]) for _ in range(20)]
+    batches = [chooser.choice([64, 256, 1024]) for _ in range(20)]
     plain = run(batches, depth=6)
     with lms.enable(limit="1GiB", min_size=SMALL):
         training, losses = Training(depth=6), []
         for batch in batches:
-            lms.limit = chooser.choice(["auto", chooser.randrange(12, 30) * MIB])
+            lms.limit = chooser.choice(["auto", "1GiB", chooser.randrange(12, 30) * MIB])
             if chooser.random() < 0.3:
                 extension().make_room_of_weights(0, chooser.randrange(1, 8) * MIB)
             losses.append(training.step(batch))
             assert lms.limit == "auto" or lms.stats()["device_bytes"] <= lms.limit
         assert (losses, training.result()) == plain
-        assert lms.stats()["weight_evicted_bytes"] > 0
+        numbers = lms.stats()
+        assert min(numbers[f"{kind}_bytes"] for kind in ("weight_evicted", "state_evicted", "state_loaded")) > 0

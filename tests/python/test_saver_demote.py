@@ -142,6 +142,7 @@ def test_what_an_earlier_resume_put_behind_one_handle(saver, tag):
     assert all(torch.equal(tensor.cpu(), each) for tensor, each in zip(tensors, want, strict=True))
 
 
+@pytest.mark.usefixtures("quick_scans")
 def test_adopted_tensors_and_their_dlpack_partners(saver, tag):
     model = torch.nn.Linear(2048, 2048, device=saver.device)
     want = model.weight.detach().cpu().clone()
@@ -212,7 +213,7 @@ def test_invariant_12_threads_allocate_and_free_meanwhile(saver, tag, tag2):
     threads = [threading.Thread(target=churn) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(20):
+    for _ in range(10):
         saver.demote(tag)
         assert torch.equal(tensor.cpu(), want)
         saver.promote(tag)

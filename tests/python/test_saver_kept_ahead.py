@@ -99,7 +99,8 @@ def test_switching_it_off_ends_a_pass(saver, tag, monkeypatch):
     from ebbtide.saver.copying import paced
 
     monkeypatch.setattr(paced, "_LEAST_SLEEP", 0.05)  # a slow pass
-    keep = noise(saver, tag, 32 * 12)
+    monkeypatch.setattr(paced, "_SMALL_STEP", 2 * MIB)
+    keep = noise(saver, tag, 24)
     saver.pause(tag)
     saver.resume(tag)
     saver.configure(copy_ahead=True)
@@ -110,8 +111,8 @@ def test_switching_it_off_ends_a_pass(saver, tag, monkeypatch):
         saver.configure(copy_ahead=False)
     until(lambda: "ebbtide-copy-ahead" not in {thread.name for thread in threading.enumerate()})
     before = saver.tags()[tag].ahead_bytes
-    time.sleep(0.3)
-    assert saver.tags()[tag].ahead_bytes == before < 32 * 12 * MIB
+    time.sleep(0.15)
+    assert saver.tags()[tag].ahead_bytes == before < 24 * MIB
     assert keep.numel()
 
 
@@ -139,7 +140,7 @@ def test_where_warnings_are_errors_the_thread_goes_on(run_python):
         from ebbtide.saver.copying.keeper import _keeper
         def noise(tag, mib):
             with saver.region(tag):
-                return torch.randint(0, 256, (mib << 20,), dtype=torch.uint8, device=saver.device)
+                return torch.empty(mib << 17, dtype=torch.int64, device=saver.device).random_()
         warm, small, large = noise("warm", 32), noise("small", 4), noise("large", 64)
         saver.prepare("warm", copy=True)
         saver.configure(host_limit=saver.stats()["host_held_bytes"] + (12 << 20))
@@ -171,11 +172,12 @@ def test_no_thread_begins_once_the_interpreter_ends(run_python):
         import torch
         from ebbtide import saver
         with saver.region("w"):
-            x = torch.randint(0, 256, (64 << 20,), dtype=torch.uint8, device=saver.device)
+            x = torch.empty(8 << 20, dtype=torch.int64, device=saver.device).random_()
         saver.configure(copy_ahead=True)
         saver.pause("w")
         saver.resume("w")
-        """
+        """,
+        whole_exit=True,
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "resumed late\n", "")
 
@@ -210,10 +212,11 @@ def test_the_process_may_end_while_tags_are_kept_ahead(run_python):
         import torch
         from ebbtide import saver
         with saver.region("w"):
-            x = torch.randint(0, 256, (64 << 20,), dtype=torch.uint8, device=saver.device)
+            x = torch.empty(8 << 20, dtype=torch.int64, device=saver.device).random_()
         saver.configure(copy_ahead=True)
         saver.pause("w")
         saver.resume("w")
-        """
+        """,
+        whole_exit=True,
     )
     assert (result.returncode, result.stderr) == (0, "")

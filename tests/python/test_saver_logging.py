@@ -117,6 +117,7 @@ def test_many_tags_are_one_short_line(saver, tag, listen):
     assert len(keep) == 11
 
 
+@pytest.mark.usefixtures("quick_scans")
 def test_adoption_and_large_model_support_log(saver, tag, lms, listen):
     heard = listen("INFO")
     saver.adopt(torch.ones(BLOCK, device=saver.device), tag=tag)
@@ -176,6 +177,7 @@ def test_a_handler_that_raises_harms_nothing(saver, tag, listen):
     assert int(keep[-1]) == BLOCK - 1 and len(heard.lines) == 2
 
 
+@pytest.mark.usefixtures("quick_scans")
 @pytest.mark.parametrize("way", ["pause", "resume", "swap", "wait", "trim", "prepare", "adopt"])
 def test_an_interrupt_in_a_handler_leaves_the_operation_done(saver, tag, tag2, listen, way):
     def interrupt(record):
@@ -224,6 +226,7 @@ def test_an_interrupt_in_a_handler_of_a_scope_brings_the_tag_back(saver, tag, li
     assert int(keep[-1]) == BLOCK - 1
 
 
+@pytest.mark.usefixtures("quick_scans")
 def test_a_handler_may_use_the_saver_and_other_threads_too(saver, tag, tag2, listen):
     """No lock of ebbtide's is held while a handler runs."""
     keep, other = block(saver, tag), block(saver, tag2)

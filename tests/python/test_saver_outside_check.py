@@ -127,7 +127,7 @@ def test_other_tags_and_the_dead_are_left_alone(check, saver, tag, tag2):
     assert len(optimizers._living()) == 2
     gone = weakref.ref(optimizer)
     del model, optimizer
-    gc.collect()
+    gc.collect(0)
     assert gone() is None, "the check keeps nothing alive"
     assert optimizers._living() == [other_optimizer] and len(optimizers._known) == 1
     assert warned_by(lambda: saver.pause(tag)) == []
@@ -248,9 +248,9 @@ def test_nothing_is_watched_where_nobody_checks(run_python):
     saver.pause("weights")
     print("ebbtide.saver.check.optimizers" in sys.modules, len(names._global_optimizer_post_hooks))
     """
-    off = run_python(code, EBBTIDE_CHECK=None)
+    off = run_python(code, trains=True, EBBTIDE_CHECK=None)
     assert (off.stdout, off.stderr.count("the pause of")) == ("False 0\n", 0)
-    on = run_python(code, EBBTIDE_CHECK="1")
+    on = run_python(code, trains=True, EBBTIDE_CHECK="1")
     assert (on.stdout, on.stderr.count("the pause of 'weights' leaves")) == ("True 1\n", 1), on.stderr
 
 
@@ -270,7 +270,7 @@ def test_a_forked_child_of_a_checked_process_goes_on(run_python):
         os._exit(0)
     print(os.waitpid(child, 0)[1])
     """
-    done = run_python(code, EBBTIDE_CHECK="1")
+    done = run_python(code, trains=True, EBBTIDE_CHECK="1")
     assert done.stdout == "0\n", done.stderr
 
 

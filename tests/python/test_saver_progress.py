@@ -10,26 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from core_sim import Sim  # noqa: E402
 from ebbtide.errors import StateError, StoreError  # noqa: E402
 from ebbtide.saver.telling import watch  # noqa: E402
 from interrupts import interrupted_everywhere  # noqa: E402
-from progress_model import (  # noqa: E402
-    BLOCK,
-    SIZE,
-    block,
-    settled,
-    short_thresholds,
-    simulator,
-    slow_operations,
-    wait_until,
-)
+from progress_model import BLOCK, SIZE, block, hold, settled, short_thresholds, wait_until  # noqa: E402
 
-pytestmark = pytest.mark.sim_only  # the simulator's delays make operations long
-
-
-@pytest.fixture
-def sim():
-    yield from simulator()
+pytestmark = pytest.mark.sim_only
 
 
 @pytest.fixture(autouse=True)
@@ -37,112 +24,80 @@ def _as_before(monkeypatch):
     yield from short_thresholds(monkeypatch)
 
 
-@pytest.fixture
-def slow(sim):
-    yield from slow_operations(sim)
-
-
-def test_a_callback_hears_of_a_pause_and_a_resume(saver, tag, slow):
-    keep, seen = block(saver, tag), []
-    saver.configure(progress=lambda progress: seen.append((progress, threading.get_ident())))
+def test_a_callback_hears_of_a_pause_and_a_resume(saver, tag, monkeypatch):
+    keep, seen, threads = block(saver, tag), [], set()
+    hold(monkeypatch, lambda: seen, lambda: seen[-1].done_bytes > 0)
+    saver.configure(progress=lambda progress: (threads.add(threading.get_ident()), seen.append(progress)))
     saver.pause(tag)
     settled()
-    assert {each.operation for each, _ in seen} == {"pause"} and threading.get_ident() not in {
-        thread for _, thread in seen
-    }
-    last = seen[-1][0]
-    assert last.tags == (tag,) and last.done_bytes == last.total_bytes >= SIZE and last.seconds > 0.2
-    done = [each.done_bytes for each, _ in seen]
-    assert done == sorted(done) and len(done) >= 3
+    assert {each.operation for each in seen} == {"pause"} and threading.get_ident() not in threads
+    last = seen[-1]
+    assert last.tags == (tag,) and last.done_bytes == last.total_bytes >= SIZE and last.seconds >= seen[0].seconds > 0
+    done = [each.done_bytes for each in seen]
+    assert done == sorted(done) and len(done) >= 3 and done[0] == 0
     assert "pause" in str(last) and last.to_dict()["total_bytes"] == last.total_bytes
     with pytest.raises(AttributeError):
         last.seconds = 1
     seen.clear()
     saver.resume(tag)
     settled()
-    assert {each.operation for each, _ in seen} == {"resume"}
-    assert seen[-1][0].done_bytes == seen[-1][0].total_bytes >= SIZE
+    assert {each.operation for each in seen} == {"resume"}
+    assert seen[-1].done_bytes == seen[-1].total_bytes >= SIZE
     assert int(keep[-1]) == BLOCK - 1
 
 
-def test_a_swap_counts_both_sides_and_every_tag_is_none_named(saver, tag, tag2, slow):
+def test_a_swap_counts_both_sides_and_every_tag_is_none_named(saver, tag, tag2, monkeypatch):
     keep, other, seen = block(saver, tag), block(saver, tag2), []
-    saver.configure(progress=seen.append)
     saver.pause(tag)
-    settled()
-    seen.clear()
+    hold(monkeypatch, lambda: seen, lambda: seen[-1].done_bytes > 0)
+    saver.configure(progress=seen.append)
     saver.swap(pause=tag2, resume=tag)
     settled()
     assert seen[-1].operation == "swap" and seen[-1].tags == (tag2, tag)
     assert seen[-1].done_bytes == seen[-1].total_bytes >= 2 * SIZE
+    seen.clear()
     saver.resume()
     settled()
     assert seen[-1].operation == "resume" and seen[-1].tags == ()
     assert int(keep[-1]) == int(other[-1]) == BLOCK - 1
 
 
-@pytest.mark.parametrize(
-    "way", ["paused", "wait", "prepare", "prepare in a thread", "copy", "copy in a thread", "demote", "promote"]
-)
-def test_other_operations_tell_too(saver, tag, sim, way, monkeypatch):
-    """Each runs into a delay of some call that it makes."""
-    from ebbtide import _core
-
+def test_other_operations_tell_too(saver, tag, monkeypatch):
     keep, seen = block(saver, tag), []
-    if way == "wait":
-        saver.pause(tag)
-    if way == "promote":
-        saver.demote(tag)
+    hold(monkeypatch, lambda: seen)
     saver.configure(progress=seen.append)
 
-    def slowly(function):
-        return lambda *args, **options: (time.sleep(0.2), function(*args, **options))[1]
-
-    for name in ("prepare", "demote", "promote"):
-        monkeypatch.setattr(_core, name, slowly(getattr(_core, name)))
-    if way in ("paused", "wait"):
-        sim.delay("cuMemcpyHtoDAsync", 0.3)
-        sim.delay("cuMemMap", 0.3)
-        sim.delay("cuStreamQuery", 0.1)
-    sim.delay("cuMemcpyDtoHAsync", 0.3 if way.startswith("copy") else 0)
-    acts = {
-        "paused": lambda: saver.paused(tag).__enter__() and None,
-        "wait": lambda: saver.resume(tag, wait=False).wait(),
-        "prepare": lambda: saver.prepare(tag),
-        "prepare in a thread": lambda: saver.prepare(tag, wait=False).wait(),
-        "copy": lambda: saver.prepare(tag, copy=True),
-        "copy in a thread": lambda: saver.prepare(tag, copy=True, wait=False).wait(),
-        "demote": lambda: saver.demote(tag),
-        "promote": lambda: saver.promote(tag),
-    }
-    if way == "paused":
+    def pause_for_a_block():
         with saver.paused(tag):
-            pass
-    else:
-        acts[way]()
-    for name in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemMap", "cuStreamQuery"):
-        sim.delay(name, 0)
-    settled()
-    expected = {"paused": "resume", "wait": "resume", "prepare in a thread": "prepare"}.get(way, way)
-    expected = "prepare" if way.startswith("copy") else expected
-    if way.startswith("copy"):  # the copies of this tag would give way in the tests to come
-        done = list(seen)
-        saver.pause(tag)
-        saver.resume(tag)
+            settled()
+            seen.clear()
+
+    acts = (
+        ("resume", pause_for_a_block),
+        ("demote", lambda: saver.demote(tag)),
+        ("promote", lambda: saver.promote(tag)),
+        ("prepare", lambda: saver.prepare(tag)),
+        ("prepare", lambda: saver.prepare(tag, copy=True)),
+        ("prepare", lambda: saver.prepare(tag, wait=False).wait()),
+        ("prepare", lambda: saver.prepare(tag, copy=True, wait=False).wait()),
+        ("pause", lambda: saver.pause(tag)),  # of what the copies would else keep on the host
+        ("resume", lambda: saver.resume(tag)),
+    )
+    for operation, act in acts:
+        seen.clear()
+        act()
         settled()
-        seen = done
-    if way != "wait":  # there its bytes may have come before the thread looks
-        assert seen and seen[-1].operation == expected
+        assert {each.operation for each in seen} == {operation}
         assert seen[-1].done_bytes == seen[-1].total_bytes >= SIZE
     assert int(keep[-1]) == BLOCK - 1
 
 
-def test_a_resume_counts_the_handles_that_have_arrived(saver, tag, sim):
-    keep, seen = [block(saver, tag) for _ in range(6)], []
+def test_a_resume_counts_the_handles_that_have_arrived(saver, tag):
+    sim, keep, seen = Sim(), [block(saver, tag) for _ in range(6)], []
     saver.configure(shared_handle=2 * SIZE)
     try:
         saver.pause(tag)
-        sim.delay("cuMemcpyHtoDAsync", 0.1)
+        sim.delay("cuMemcpyHtoDAsync", 0.05)
         saver.configure(progress=seen.append)
         saver.resume(tag)
     finally:
@@ -154,7 +109,7 @@ def test_a_resume_counts_the_handles_that_have_arrived(saver, tag, sim):
     assert all(int(each[-1]) == BLOCK - 1 for each in keep)
 
 
-def test_a_background_resume_is_shown_once(saver, tag, sim, monkeypatch):
+def test_a_background_resume_is_shown_once(saver, tag, monkeypatch):
     """Not its claim first, which would end at all bytes before one has moved."""
     keep, watched = block(saver, tag), []
     monkeypatch.setattr(watch._Watch, "_open", lambda self: watched.append(self._pending is not None))
@@ -192,8 +147,9 @@ def test_pending_bytes_are_counted_until_it_is_over(saver, tag, fails):
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
-def test_a_callback_that_fails_is_reported_once_and_not_called_again(saver, tag, slow, error):
+def test_a_callback_that_fails_is_reported_once_and_not_called_again(saver, tag, monkeypatch, error):
     calls = []
+    hold(monkeypatch, lambda: calls)
 
     def fail(progress):
         calls.append(progress)
@@ -210,8 +166,9 @@ def test_a_callback_that_fails_is_reported_once_and_not_called_again(saver, tag,
     assert int(keep[-1]) == BLOCK - 1
 
 
-def test_a_failure_that_cannot_be_reported_ends_nothing_else(saver, tag, slow, monkeypatch):
+def test_a_failure_that_cannot_be_reported_ends_nothing_else(saver, tag, monkeypatch):
     keep, seen, lost = block(saver, tag), [], []
+    hold(monkeypatch, lambda: seen or (lost and not watch._display))
 
     def fail(*_args, **_options):
         lost.append(1)
@@ -230,7 +187,7 @@ def test_a_failure_that_cannot_be_reported_ends_nothing_else(saver, tag, slow, m
     assert int(keep[-1]) == BLOCK - 1
 
 
-def test_a_method_that_is_set_again_hears_of_the_rest(saver, tag, slow):
+def test_a_method_that_is_set_again_hears_of_the_rest(saver, tag, monkeypatch):
     """Each look at a method makes an object of its own."""
 
     class Listener:
@@ -243,6 +200,7 @@ def test_a_method_that_is_set_again_hears_of_the_rest(saver, tag, slow):
                 saver.configure(progress=self.hear)
 
     keep, listener = block(saver, tag), Listener()
+    hold(monkeypatch, lambda: len(listener.seen) > 3)
     saver.configure(progress=listener.hear)
     saver.pause(tag)
     settled()
@@ -252,8 +210,9 @@ def test_a_method_that_is_set_again_hears_of_the_rest(saver, tag, slow):
     assert int(keep[-1]) == BLOCK - 1
 
 
-def test_a_callback_may_use_the_saver_and_never_holds_an_operation_up(saver, tag, tag2, slow):
+def test_a_callback_may_use_the_saver_and_never_holds_an_operation_up(saver, tag, tag2, monkeypatch):
     keep, other, is_free, seen = block(saver, tag), block(saver, tag2), threading.Event(), []
+    hold(monkeypatch, lambda: seen)
 
     def work(progress):
         if not seen:
@@ -274,13 +233,14 @@ def test_a_callback_may_use_the_saver_and_never_holds_an_operation_up(saver, tag
     assert int(keep[-1]) == int(other[-1]) == BLOCK - 1
 
 
-def test_an_operation_that_fails_has_no_end_and_leaves_nothing(saver, tag, slow, sim):
+def test_an_operation_that_fails_has_no_end_and_leaves_nothing(saver, tag, monkeypatch):
     keep, seen = block(saver, tag), []
+    hold(monkeypatch, lambda: seen)
     saver.configure(progress=seen.append)
     with saver.region(tag), pytest.raises(StateError):
         saver.pause(tag)
     settled()
-    assert all(each.done_bytes < each.total_bytes for each in seen)
+    assert seen and all(each.done_bytes < each.total_bytes for each in seen)
     assert int(keep[-1]) == BLOCK - 1
 
 
@@ -300,7 +260,7 @@ def test_short_operations_are_not_told_and_start_no_thread_where_nothing_would_b
     assert seen == [] and int(keep[-1]) == BLOCK - 1
 
 
-def test_without_a_thread_an_operation_is_not_shown(saver, tag, slow, monkeypatch):
+def test_without_a_thread_an_operation_is_not_shown(saver, tag, monkeypatch):
     def refuse(*_):
         raise RuntimeError("can't start new thread")
 
@@ -312,13 +272,14 @@ def test_without_a_thread_an_operation_is_not_shown(saver, tag, slow, monkeypatc
     assert seen == [] and int(keep[-1]) == BLOCK - 1
 
 
-def test_calls_are_at_most_ten_a_second(saver, tag, slow, monkeypatch):
+def test_calls_are_at_most_ten_a_second(saver, tag, monkeypatch):
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.1)
     keep, seen = block(saver, tag), []
     saver.configure(progress=seen.append)
-    saver.pause(tag)
+    with watch.watched("pause", [tag]):
+        wait_until(lambda: len(seen) == 3)
     settled()
-    gaps = [later.seconds - earlier.seconds for earlier, later in itertools.pairwise(seen[:-1])]
+    gaps = [later.seconds - earlier.seconds for earlier, later in itertools.pairwise(seen[:3])]
     assert all(gap > 0.09 for gap in gaps) and keep is not None
 
 

@@ -41,18 +41,26 @@ def test_which_operations_are_shown(monkeypatch, display, is_terminal, expected)
 
 
 @pytest.fixture
-def on_a_terminal(run_python, driver_name, tmp_path):
+def on_a_terminal(run_python, driver_name):
     """Runs a program over a pseudo-terminal, and gives what it wrote there."""
 
     def run(program, **environment):
-        script = tmp_path / "program.py"
-        script.write_text(PRELUDE + program)
         code = f"""
-        import os, pty, sys
-        sys.exit(os.waitstatus_to_exitcode(pty.spawn([sys.executable, {str(script)!r}])))
+        import os, pty, sys, torch
+        sys.path[:] = {sys.path!r}
+        child, terminal = pty.fork()
+        if child == 0:
+            sys.stdout.reconfigure(line_buffering=True)
+            exec({PRELUDE + program!r})
+            sys.exit(0)
+        try:
+            while written := os.read(terminal, 1 << 16):
+                os.write(1, written)
+        except OSError:
+            pass  # its end
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
-        variables = {"TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": ":".join(sys.path), **environment}
-        done = run_python(code, EBBTIDE_DRIVER=driver_name, **variables)
+        done = run_python(code, EBBTIDE_DRIVER=driver_name, TERM="xterm", COLUMNS="100", **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -60,15 +68,17 @@ def on_a_terminal(run_python, driver_name, tmp_path):
 
 
 PRELUDE = """
-import os, sys, threading, torch
+import os, sys, threading, time, torch
 from ebbtide import errors, saver
+from ebbtide.saver.telling import watch
 from core_sim import Sim
+watch.BAR_SECONDS = 0.1
 streams = sys.stdout, sys.stderr
 with saver.region("weights"):
     keep = torch.ones(1 << 20)
 with saver.region("cache"):
     other = torch.ones(1 << 20)
-Sim().delay("cuMemUnmap", 1.5)
+Sim().delay("cuMemUnmap", 0.6)
 """
 HIDES, SHOWS = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
@@ -109,9 +119,10 @@ for thread in threads:
 
 def test_a_program_that_ends_midway_has_its_cursor_back(on_a_terminal):
     written = on_a_terminal("""
-import time
 threading.Thread(target=saver.pause, args=("weights",), daemon=True).start()
-time.sleep(1.3)
+while watch._bars._live is None:
+    time.sleep(0.01)
+time.sleep(0.05)
 """)
     assert "ebbtide pause weights" in written
     assert written.rindex(SHOWS) > written.rindex(HIDES)

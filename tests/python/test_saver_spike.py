@@ -252,7 +252,7 @@ def test_spikes_of_many_threads(saver, tag, room):
 
     def spike(seed):
         try:
-            for turn in range(12):
+            for turn in range(6):
                 tensors = fill(saver, tag, 10 + seed, 30 + turn % 3)
                 assert is_intact(tensors)
                 del tensors

@@ -33,24 +33,30 @@ def held(): return _core.stats()["device_bytes"]
 def is_away(tensor): return _core.is_away(tensor.data_ptr(), tensor.nbytes)
 def whole_program():
     return nullcontext() if IS_GPU else torch_memory_saver.region(enable_cpu_backup=True)
-def send_to_another_process(tensor):
-    context = multiprocessing.get_context("spawn")
-    queue, answers = context.Queue(), context.Queue()
-    # The engine is another program, without the hooks.
-    hooks = os.environ.pop("LD_PRELOAD")
-    process = context.Process(target=engine_code.read, args=(queue, answers))
-    process.start()
-    os.environ["LD_PRELOAD"] = hooks
-    queue.put(tensor)
-    answer = answers.get(timeout=100)
-    process.join(100)
-    assert process.exitcode == 0
-    return answer
+class Engine:
+    # Another program, without the hooks.
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        self.queue, self.answers = context.Queue(), context.Queue()
+        hooks = os.environ.pop("LD_PRELOAD")
+        self.process = context.Process(target=engine_code.read, args=(self.queue, self.answers))
+        self.process.start()
+        os.environ["LD_PRELOAD"] = hooks
+    def sum_of(self, tensor):
+        self.queue.put(tensor)
+        return self.answers.get(timeout=100)
+    def end(self):
+        self.queue.put(None)
+        self.process.join(100)
+        assert self.process.exitcode == 0
 """
 
 ENGINE = """
 def read(queue, answers):
-    answers.put(int(queue.get().sum()))
+    while (tensor := queue.get()) is not None:
+        answer = int(tensor.sum())
+        del tensor
+        answers.put(answer)
 """
 
 SGLANG = """
@@ -156,6 +162,7 @@ buffer = make_buffer()
 assert cdll.tms_get_interesting_region() and _core.find(buffer.data_ptr()) is None
 
 addresses = [each.data_ptr() for each in model]
+engine = Engine()
 for turn in range(2):
     # sleep
     torch_memory_saver.pause()
@@ -166,7 +173,7 @@ for turn in range(2):
         copies = [torch_memory_saver.get_cpu_backup(each, zero_copy=True) for each in model]
         assert [int(copy[-1]) for copy in copies] == [1 + turn, 2 + turn]
         bucket = copies[1].to(saver.device, copy=True)
-        assert send_to_another_process(bucket) == 1000 * (2 + turn)
+        assert engine.sum_of(bucket) == 1000 * (2 + turn)
         assert torch_memory_saver.get_cpu_backup(bucket) is None
         del bucket, copies
 
@@ -178,6 +185,7 @@ for turn in range(2):
     assert all(torch_memory_saver.get_cpu_backup(each) is None for each in model)
     for each in model:
         each.add_(1)
+engine.end()
 print("done")
 """
 
@@ -279,9 +287,9 @@ def replaced_path(request, environment):
     return {"python": environment.python, "path": f"{folder}:/path/to/Megatron-LM/"}
 
 
-@pytest.mark.parametrize("preloaded_before", [True, False])
-def test_sglang(start, preloaded_before):
-    start(SGLANG, SGLANG_SCHEDULER, **({} if preloaded_before else {"LD_PRELOAD": ""}))
+def test_sglang(start):
+    """Its launcher is not preloaded. What one that is preloaded gives to its workers: test_tms_ways_in.py."""
+    start(SGLANG, SGLANG_SCHEDULER, LD_PRELOAD="")
 
 
 @pytest.mark.parametrize("replaced_path", ["start-up file"], indirect=True)

@@ -73,7 +73,7 @@ def run_program(run_python, holder):
     """Runs a program that has the library as H. It must end with status 0 and print nothing."""
 
     def run(program: str) -> None:
-        result = run_python(PRELUDE.format(holder=str(holder)) + textwrap.dedent(program))
+        result = run_python(PRELUDE.format(holder=str(holder)) + textwrap.dedent(program), whole_exit=True)
         assert (result.returncode, result.stderr) == (0, "")
 
     return run

@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from random import Random
 from typing import Any, ClassVar
 
@@ -76,10 +77,10 @@ class Walk(RuleBasedStateMachine):
         finally:
             if not self.is_sound:
                 self._let_go()
+                gc.collect()
             self.world.actors.stop()
             signal.alarm(0)
             sys.unraisablehook = self.hook
-            gc.collect()
 
     @contextlib.contextmanager
     def _watched(self) -> Any:
@@ -122,6 +123,14 @@ def warm_up() -> dict[str, Any]:
         del made
         saver.trim("warm-up")
     return device.resources()
+
+
+@contextlib.contextmanager
+def without_leaks(waits_may_fail: bool) -> Iterator[None]:
+    """Warms up, and checks at the end that walks have left nothing."""
+    before = warm_up()
+    yield
+    checks.check_leaks(before, waits_may_fail)
 
 
 def walk(steps: int, seed: int | None, *, waits_may_fail: bool = False, shrinks: bool = True) -> None:

@@ -1,6 +1,6 @@
 """Faults that are planted in ebbtide. The walk must find each of them, because a check that cannot fail checks nothing.
 
-`python -m tests.walk.planted` makes CI's walk with each of them, and fails if it misses one.
+`python -m tests.walk.planted` makes CI's walks with each of them, and fails if they miss one.
 """
 
 import os
@@ -19,7 +19,7 @@ from ebbtide import _core, saver
 from ebbtide.saver.regions import region
 from ebbtide.saver.state import hooks
 
-from . import CI_STEPS, machine
+from . import ci, machine
 
 
 def _forgets_a_byte() -> None:
@@ -118,15 +118,20 @@ PLANTED = (
 
 
 def found(plant: Callable[[], None]) -> str:
-    """What CI's walk says with this fault, or "". It runs in a child, which has the fault for itself."""
+    """What the first of CI's walks to fail says with this fault, or ""."""
+    return next(filter(None, (_found_by(share, plant) for share in ci.SHARES)), "")
+
+
+def _found_by(share: ci.Share, plant: Callable[[], None]) -> str:
+    """The walk runs in a child, which has the fault for itself."""
     reader, writer = os.pipe()
-    child = os.fork()
+    child = ci.fork(share)
     if child == 0:
         machine.warm_up()
         plant()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with contextlib.suppress(BaseException):
-            machine.walk(CI_STEPS, None, shrinks=False)
+            share.walk(shrinks=False)
         os.write(writer, machine.Walk.failures[0].encode()[:4000] if machine.Walk.failures else b"")
         os._exit(0)
     os.close(writer)

@@ -94,7 +94,7 @@ class Adopt(Operation):
     """Calls saver.adopt."""
 
     name = "adopt"
-    weight = 6
+    weight = 3
 
     def draw(self, world: World, rng: Random) -> Arguments | None:
         numbers = list(world.model.memories)
