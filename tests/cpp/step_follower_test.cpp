@@ -285,6 +285,23 @@ TEST(StepFollower, AnAbandonedStepTeachesNothing) {
   EXPECT_EQ(follower.latest_choice(), nullptr);
 }
 
+TEST(StepFollower, UnderOtherRulesStepsAreRecordedAnew) {
+  const StepRules rules = rules_at(kSmallLimits);
+  CheckedFollower checked;
+  play(checked, small_step(), rules);
+  checked.follower.forget_known();
+  EXPECT_EQ(checked.follower.latest(), nullptr);
+  EXPECT_FALSE(play(checked, small_step(), rules).was_followed);
+  EXPECT_TRUE(play(checked, small_step(), rules).was_followed);
+  // In the middle of a step, which goes on as it began.
+  checked.saved(first_storage(), 10, 0);
+  EXPECT_TRUE(checked.follower.is_following());
+  checked.follower.forget_known();
+  EXPECT_TRUE(checked.follower.is_following());
+  checked.end_step(rules);
+  EXPECT_FALSE(play(checked, small_step(), rules).was_followed);
+}
+
 TEST(StepFollower, TimesOfSomeEventsMoveThoseBetween) {
   StepRecord record;
   for (int event = 0; event < 9; ++event) record.events.push_back({StepEventKind::kSaved, 0, 0, 1.0 * event});

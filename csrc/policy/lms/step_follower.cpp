@@ -181,6 +181,7 @@ void StepFollower::choose_again(const StepRules& rules) {
 void StepFollower::abandon_step() {
   clear_actions();
   followed_ = nullptr;
+  if (std::exchange(is_outdated_, false)) known_.clear();
   ++step_;
   first_storage_ = next_storage_;
   is_recorded_ = true;
@@ -189,6 +190,11 @@ void StepFollower::abandon_step() {
   due_.clear();
   matched_.clear();
   shortages_.clear();
+}
+
+void StepFollower::forget_known() {
+  is_outdated_ = followed_ != nullptr || !record_.events.empty();
+  if (!is_outdated_) known_.clear();
 }
 
 uint64_t StepFollower::state_bytes() const {

@@ -72,6 +72,8 @@ class StepFollower {
   void choose_again(const StepRules& rules);
   // As end_step(), and nothing is learned of this one.
   void abandon_step();
+  // Other rules hold: what is known is forgotten, and so is the step that has begun, once it ends.
+  void forget_known();
 
   const StepActions& actions() const { return actions_; }
   uint32_t event_count() const { return static_cast<uint32_t>(record_.events.size()); }
@@ -139,6 +141,7 @@ class StepFollower {
 
   std::list<Known> known_;  // the latest first
   KnownStep* followed_ = nullptr;
+  bool is_outdated_ = false;  // all that is known, and this step
   uint64_t plans_made_ = 0;
   uint64_t states_known_from_ = 0;  // the first step
   StepActions actions_;

@@ -118,7 +118,8 @@ class Ledger {
   // may_evict: plans may; if not, nothing leaves but where an allocation would fail otherwise. may_rest: steps may go
   // on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be known. forced: from the
   // next step on, all steps have this choice. Null: the fastest one.
-  void set_rules(bool may_recompute, bool may_evict, bool may_rest, std::shared_ptr<const policy::ForcedChoice> forced);
+  void set_rules(bool may_recompute, bool may_evict, bool may_rest, bool are_new,
+                 std::shared_ptr<const policy::ForcedChoice> forced);
   bool is_resting() const { return rest_.is_on(); }
   // What plans take for the speed of the bus, both ways; 0: what copies show.
   void assume_rate(double bytes_per_second);

@@ -142,9 +142,11 @@ void Ledger::forbid_recomputation(uint64_t module, bool is_forbidden) {
   }
 }
 
-void Ledger::set_rules(bool may_recompute, bool may_evict, bool may_rest,
+void Ledger::set_rules(bool may_recompute, bool may_evict, bool may_rest, bool are_new,
                        std::shared_ptr<const policy::ForcedChoice> forced) {
   const Lock lock(mutex_);
+  if (are_new)
+    for (auto& [device, steps] : steps_) steps.follower.forget_known();
   may_recompute_ = may_recompute;
   may_evict_ = may_evict;
   may_rest_ = may_rest;

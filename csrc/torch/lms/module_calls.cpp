@@ -236,7 +236,7 @@ void add_calls(py::module_& module) {
       "Whether the backward that this thread runs keeps its graph for another one.");
   module.def(
       "set_rules",
-      [=](bool may_recompute, bool may_evict, bool may_rest,
+      [=](bool may_recompute, bool may_evict, bool may_rest, bool are_new,
           const std::optional<std::pair<std::vector<uint64_t>, uint64_t>>& forced) {
         std::shared_ptr<const policy::ForcedChoice> choice;
         if (forced) {
@@ -244,10 +244,11 @@ void add_calls(py::module_& module) {
           choice =
               std::make_shared<policy::ForcedChoice>(policy::ForcedChoice{{names.begin(), names.end()}, state_bytes});
         }
-        ledger().set_rules(may_recompute, may_evict, may_rest, std::move(choice));
+        ledger().set_rules(may_recompute, may_evict, may_rest, are_new, std::move(choice));
       },
-      py::arg("may_recompute"), py::arg("may_evict"), py::arg("may_rest"), py::arg("forced"),
-      "forced: the names of calls to recompute, and bytes of optimizer states to have on the host; None: the fastest.");
+      py::arg("may_recompute"), py::arg("may_evict"), py::arg("may_rest"), py::arg("are_new"), py::arg("forced"),
+      "are_new: what is known of steps is forgotten. forced: the names of calls to recompute, and bytes of optimizer "
+      "states to have on the host; None: the fastest.");
   module.def("is_resting", [=] { return ledger().is_resting(); }, "Whether steps have fitted, and are not followed.");
   module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);
   module.attr("NEW_CHOICE") = static_cast<uint32_t>(Ledger::kNewChoice);

@@ -54,6 +54,7 @@ class _State:
         self.blocks: Blocks | None = None  # since LMS was on for the first time
         self.names_layers = False
         self.may_evict: Callable[[Any], bool] | None = None  # None: whatever a module saves
+        self.rules: tuple[Rule, Rule] | None = None  # recompute, evict
 
 
 _now = _State()
@@ -116,7 +117,9 @@ def allow(recompute: Rule, evict: Rule, plan: Plan | None) -> None:
     _now.names_layers = callable(recompute) or callable(evict)
     _now.may_evict = evict if callable(evict) else None
     _now.blocks.allow(recompute if callable(recompute) else lambda _: bool(recompute), plan)
-    extension.set_rules(recompute is not False, evict is not False, not callable(evict), plan)
+    are_new = _now.rules not in (None, (recompute, evict))
+    _now.rules = recompute, evict
+    extension.set_rules(recompute is not False, evict is not False, not callable(evict), are_new, plan)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
