@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <string>
 
@@ -28,6 +29,7 @@ const std::map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0},
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0},
       {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
+      {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
@@ -80,6 +82,17 @@ CUresult device_name(char* name, int len, CUdevice dev) {
   return CUDA_SUCCESS;
 }
 
+CUresult device_uuid(CUuuid* uuid, CUdevice dev) {
+  if (uuid == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  if (!simulator().physical.has_device(dev)) return CUDA_ERROR_INVALID_DEVICE;
+  const DeviceUse::Owner owner = simulator().physical.owner();
+  uuid->bytes[0] = static_cast<char>(dev);
+  std::memcpy(uuid->bytes + 1, &owner.number, 7);
+  std::memcpy(uuid->bytes + 8, owner.is_shared ? "sharing" : "process", 8);
+  return CUDA_SUCCESS;
+}
+
 CUresult device_attribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
   if (pi == nullptr || attrib <= 0 || attrib >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
@@ -123,6 +136,11 @@ EBBTIDE_SIM_EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 EBBTIDE_SIM_EXPORT CUresult cuDeviceGetName(char* name, int len, CUdevice dev) {
   EBBTIDE_SIM_FORWARD(cuDeviceGetName, kDriver, device_name, name, len, dev);
 }
+
+EBBTIDE_SIM_EXPORT CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice dev) {
+  EBBTIDE_SIM_FORWARD(cuDeviceGetUuid, kDriver, device_uuid, uuid, dev);
+}
+EBBTIDE_SIM_PLAIN_NAME(cuDeviceGetUuid);
 
 EBBTIDE_SIM_EXPORT CUresult cuDeviceGetAttribute(int* pi, CUdevice_attribute attrib, CUdevice dev) {
   EBBTIDE_SIM_FORWARD(cuDeviceGetAttribute, kDriver, device_attribute, pi, attrib, dev);

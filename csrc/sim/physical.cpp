@@ -22,8 +22,6 @@ namespace {
 constexpr off_t kBackingBytes = 1ll << 50;
 constexpr uint64_t kMostKeptBytes = 64 << 20;
 
-uint64_t capacity_from_environment() { return read_number(Setting::kSimCapacity).value_or(kDefaultCapacity); }
-
 int device_count_from_environment() { return static_cast<int>(read_number(Setting::kSimDevices).value_or(1)); }
 
 }  // namespace
@@ -32,14 +30,14 @@ namespace {
 
 // Exceeding the limit on the size of files raises a signal that ends the process. If the system permits it, the limit
 // is lifted for this one call.
-bool make_long(int fd) {
+bool make_long(int fd, off_t bytes) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= static_cast<rlim_t>(kBackingBytes))
-    return ftruncate(fd, kBackingBytes) == 0;
-  if (limit.rlim_max < static_cast<rlim_t>(kBackingBytes)) return false;
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= static_cast<rlim_t>(bytes))
+    return ftruncate(fd, bytes) == 0;
+  if (limit.rlim_max < static_cast<rlim_t>(bytes)) return false;
   const rlimit lifted{limit.rlim_max, limit.rlim_max};
   if (setrlimit(RLIMIT_FSIZE, &lifted) != 0) return false;
-  const bool is_long = ftruncate(fd, kBackingBytes) == 0;
+  const bool is_long = ftruncate(fd, bytes) == 0;
   setrlimit(RLIMIT_FSIZE, &limit);
   return is_long;
 }
@@ -66,17 +64,19 @@ bool clear(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
 
 }  // namespace
 
-std::shared_ptr<Backing> Backing::make(const char* name) {
+int make_memory_file(const char* name, off_t bytes) {
   const int fd = memfd_create(name, MFD_CLOEXEC);
-  if (fd < 0) return nullptr;
-  if (!make_long(fd)) {
-    close(fd);
-    return nullptr;
-  }
-  return std::make_shared<Backing>(fd);
+  if (fd < 0 || make_long(fd, bytes)) return fd;
+  close(fd);
+  return -1;
 }
 
-Backing::Backing(int file) : fd(file), owner_(getpid()) {}
+std::shared_ptr<Backing> Backing::make(const char* name) {
+  const int fd = make_memory_file(name, kBackingBytes);
+  return fd < 0 ? nullptr : std::make_shared<Backing>(fd);
+}
+
+Backing::Backing(int file, uint64_t number) : fd(file), number(number), owner_(getpid()) {}
 
 Backing::~Backing() { close(fd); }
 
@@ -96,6 +96,7 @@ uint64_t Backing::take(uint64_t size_bytes) {
 }
 
 void Backing::give_back(uint64_t offset, uint64_t size_bytes) noexcept try {
+  if (number != 0) return;  // another process may have the block
   const std::lock_guard lock(mutex_);
   if (kept_bytes_ + size_bytes > kMostKeptBytes) return punch(fd, offset, size_bytes);
   kept_.emplace(size_bytes, offset);
@@ -104,22 +105,27 @@ void Backing::give_back(uint64_t offset, uint64_t size_bytes) noexcept try {
   punch(fd, offset, size_bytes);
 }
 
-PhysicalBlock::PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle)
-    : backing(std::move(file)), offset(backing->take(size_bytes)), size(size_bytes), location(where), id(handle) {
-  backing->used_bytes += size;
-}
+PhysicalBlock::PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle,
+                             DeviceUse& use)
+    : backing(std::move(file)),
+      offset(backing->take(size_bytes)),
+      size(size_bytes),
+      location(where),
+      id(handle),
+      use_(use) {}
 
 PhysicalBlock::~PhysicalBlock() {
   backing->give_back(offset, size);
-  backing->used_bytes -= size;
+  if (is_on_device()) use_.give_back(location.id, size, backing->number);
 }
 
 PhysicalMemory::PhysicalMemory() { reset(); }
 
 void PhysicalMemory::reset() {
   handles_.clear();
-  for (auto& [device, state] : devices_)
-    state = Device{.capacity = capacity_from_environment(), .backing = reusable(state.backing)};
+  exportable_.clear();
+  use_.reset();
+  for (auto& [device, state] : devices_) state = Device{.backing = reusable(state.backing)};
   host_ = reusable(host_);
   set_device_count(device_count_from_environment());
 }
@@ -132,11 +138,12 @@ std::shared_ptr<Backing> PhysicalMemory::reusable(const std::shared_ptr<Backing>
 void PhysicalMemory::set_device_count(int count) {
   device_count_ = std::clamp(count, 0, kMaxDevices);
   for (int device = 0; device < kMaxDevices; ++device) {
-    devices_.try_emplace(device, Device{.capacity = capacity_from_environment(), .backing = nullptr});
+    devices_.try_emplace(device);
   }
 }
 
 CUresult PhysicalMemory::open() {
+  if (!use_.open()) return CUDA_ERROR_OPERATING_SYSTEM;
   if (host_ == nullptr) host_ = Backing::make("ebbtide-sim-host");
   if (host_ == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
   for (int device = 0; device < device_count_; ++device) {
@@ -147,19 +154,14 @@ CUresult PhysicalMemory::open() {
   return CUDA_SUCCESS;
 }
 
-uint64_t PhysicalMemory::capacity(int device) const { return devices_.at(device).capacity; }
-
-uint64_t PhysicalMemory::free_bytes(int device) const {
-  const Device& state = devices_.at(device);
-  const uint64_t used = state.foreign_bytes + (state.backing ? state.backing->used_bytes.load() : 0);
-  return used >= state.capacity ? 0 : state.capacity - used;
+uint64_t PhysicalMemory::free_bytes(int device) {
+  const uint64_t used = devices_.at(device).foreign_bytes + use_.total(device);
+  return used >= capacity(device) ? 0 : capacity(device) - used;
 }
 
 uint64_t PhysicalMemory::device_bytes() const {
   uint64_t total = 0;
-  for (const auto& [device, state] : devices_) {
-    if (state.backing != nullptr) total += state.backing->used_bytes;
-  }
+  for (int device = 0; device < kMaxDevices; ++device) total += use_.own(device);
   return total;
 }
 
@@ -175,10 +177,23 @@ CUresult PhysicalMemory::check_location(const CUmemLocation& location) const {
 
 CUresult PhysicalMemory::allocate(uint64_t size, CUmemLocation location, uint64_t id, Block& block) {
   const bool is_on_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-  if (is_on_device && size > free_bytes(location.id)) return CUDA_ERROR_OUT_OF_MEMORY;
   const auto& backing = is_on_device ? devices_.at(location.id).backing : host_;
   if (size > static_cast<uint64_t>(kBackingBytes) - backing->next_offset) return CUDA_ERROR_OUT_OF_MEMORY;
-  block = std::make_shared<PhysicalBlock>(backing, size, location, id);
+  return make_block(backing, size, location, id, block);
+}
+
+CUresult PhysicalMemory::make_block(std::shared_ptr<Backing> backing, uint64_t size, CUmemLocation location,
+                                    uint64_t id, Block& block) {
+  const bool is_on_device = location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+  const uint64_t number = backing->number;
+  if (is_on_device && !use_.take(location.id, size, devices_.at(location.id).foreign_bytes, number))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  try {
+    block = std::make_shared<PhysicalBlock>(std::move(backing), size, location, id, use_);
+  } catch (const std::bad_alloc&) {
+    if (is_on_device) use_.give_back(location.id, size, number);
+    throw;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -188,7 +203,16 @@ CUresult PhysicalMemory::create(uint64_t& handle, uint64_t size, const CUmemAllo
   if (const CUresult wrong = check_location(prop->location); wrong != CUDA_SUCCESS) return wrong;
   if (size == 0 || size % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
   Block block;
-  if (const CUresult failed = allocate(size, prop->location, new_id, block); failed != CUDA_SUCCESS) return failed;
+  CUresult failed = CUDA_SUCCESS;
+  switch (prop->requestedHandleTypes) {
+    case CU_MEM_HANDLE_TYPE_NONE: failed = allocate(size, prop->location, new_id, block); break;
+    case CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
+      failed = allocate_exportable(size, prop->location, new_id, block);
+      break;
+    case CU_MEM_HANDLE_TYPE_FABRIC: return CUDA_ERROR_NOT_PERMITTED;
+    default: return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (failed != CUDA_SUCCESS) return failed;
   retain(block);
   handle = block->id;
   return CUDA_SUCCESS;

@@ -3,6 +3,8 @@
 // - Every device has one memfd, and the host has another. Fresh memory reads as zeros, as on the real device. A block's
 //   pages go when its last holder (a handle, a mapping, a running copy) releases it. Some of them are kept, and cleared
 //   when a block of that size is made: the system takes ten times as long to give new ones.
+// - A block that other processes may import has a file of its own, which is what they get. Its pages go with the last
+//   descriptor and mapping, wherever these are.
 // - Bytes are moved with pread and pwrite, never through an address, so no copy can fault, whatever is mapped
 //   meanwhile.
 #pragma once
@@ -16,15 +18,19 @@
 #include <memory>
 #include <mutex>
 
+#include "sim/device_use.h"
+
 namespace ebbtide::sim {
 
 constexpr uint64_t kGranularity = 2 << 20;
-constexpr uint64_t kDefaultCapacity = 1ull << 30;
-constexpr int kMaxDevices = 64;
+
+// A memfd of this length, also beyond the soft limit on the size of files; -1 where the system refuses.
+int make_memory_file(const char* name, off_t bytes);
 
 struct Backing {
   static std::shared_ptr<Backing> make(const char* name);
-  explicit Backing(int file);
+  // number: 0, or what names a file that has one block.
+  explicit Backing(int file, uint64_t number = 0);
   ~Backing();
   Backing(const Backing&) = delete;
   Backing& operator=(const Backing&) = delete;
@@ -36,8 +42,8 @@ struct Backing {
   bool is_own() const;
 
   const int fd;
+  const uint64_t number;
   uint64_t next_offset = 0;
-  std::atomic<uint64_t> used_bytes{0};
 
  private:
   std::mutex mutex_;                        // a copy gives back without the simulator's lock
@@ -47,12 +53,15 @@ struct Backing {
 };
 
 struct PhysicalBlock {
-  PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle);
+  // `use` counts it already, if it is on a device.
+  PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle,
+                DeviceUse& use);
   ~PhysicalBlock();
   PhysicalBlock(const PhysicalBlock&) = delete;
   PhysicalBlock& operator=(const PhysicalBlock&) = delete;
 
   bool is_on_device() const { return location.type == CU_MEM_LOCATION_TYPE_DEVICE; }
+  bool is_exportable() const { return backing->number != 0; }
 
   const std::shared_ptr<Backing> backing;
   const uint64_t offset;
@@ -60,6 +69,9 @@ struct PhysicalBlock {
   const CUmemLocation location;
   const uint64_t id;
   uint64_t handle_references = 0;
+
+ private:
+  DeviceUse& use_;
 };
 
 using Block = std::shared_ptr<PhysicalBlock>;
@@ -68,24 +80,32 @@ class PhysicalMemory {
  public:
   PhysicalMemory();
 
-  // Opens the files of the host and of all devices. Returns CUDA_ERROR_OPERATING_SYSTEM if that fails.
+  // Opens the files of the host and of all devices, and the table of what is in use. Returns
+  // CUDA_ERROR_OPERATING_SYSTEM if that fails.
   CUresult open();
   // Makes a block without a handle. Checks the capacity, not the size.
   CUresult allocate(uint64_t size, CUmemLocation location, uint64_t id, Block& block);
 
   CUresult create(uint64_t& handle, uint64_t size, const CUmemAllocationProp* prop, uint64_t flags, uint64_t new_id);
   CUresult release(uint64_t handle);
+  // A descriptor of the block's own file, which the caller closes.
+  CUresult export_file(int& file, uint64_t handle);
+  // The block in such a file: the one that is here already, or a new one. `file` stays the caller's.
+  CUresult import_file(uint64_t& handle, int file, uint64_t new_id);
   void retain(const Block& block);
   Block find(uint64_t handle) const;
   CUresult check_location(const CUmemLocation& location) const;
 
+  // Names the devices among those of all processes.
+  DeviceUse::Owner owner() const { return use_.owner(); }
   int device_count() const { return device_count_; }
   bool has_device(int device) const { return device >= 0 && device < device_count_; }
   void set_device_count(int count);
-  void set_capacity(int device, uint64_t bytes) { devices_[device].capacity = bytes; }
+  void set_capacity(int device, uint64_t bytes) { use_.set_capacity(device, bytes); }
   void set_foreign_bytes(int device, uint64_t bytes) { devices_[device].foreign_bytes = bytes; }
-  uint64_t capacity(int device) const;
-  uint64_t free_bytes(int device) const;
+  uint64_t capacity(int device) const { return use_.capacity(device); }
+  uint64_t free_bytes(int device);
+  // Of all devices, that this process holds.
   uint64_t device_bytes() const;
   uint64_t handle_count() const { return handles_.size(); }
   // Releases every handle and reads the environment again.
@@ -93,17 +113,23 @@ class PhysicalMemory {
 
  private:
   struct Device {
-    uint64_t capacity;
     uint64_t foreign_bytes = 0;
     std::shared_ptr<Backing> backing;
   };
 
   static std::shared_ptr<Backing> reusable(const std::shared_ptr<Backing>& backing);
+  CUresult allocate_exportable(uint64_t size, CUmemLocation location, uint64_t id, Block& block);
+  // Counts it.
+  CUresult make_block(std::shared_ptr<Backing> backing, uint64_t size, CUmemLocation location, uint64_t id,
+                      Block& block);
+  void note_exportable(const Block& block);
 
   int device_count_ = 1;
+  DeviceUse use_;  // outlives all blocks
   std::map<int, Device> devices_;
   std::shared_ptr<Backing> host_;
   std::map<uint64_t, Block> handles_;
+  std::map<uint64_t, std::weak_ptr<PhysicalBlock>> exportable_;  // by the number of their file
 };
 
 }  // namespace ebbtide::sim

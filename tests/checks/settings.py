@@ -40,6 +40,7 @@ BAD_VARIABLES = {
     "EBBTIDE_VLLM": ("maybe", " must be 0 or 1, not 'maybe'"),
     "EBBTIDE_SIM_DEVICES": ("many", " must be a whole number from 0 to 64, not 'many'"),
     "EBBTIDE_SIM_CAPACITY": ("lots", f" {SIZE} 'lots'"),
+    "EBBTIDE_SIM_SHARED": ("a/b", ": '*' and '/' are reserved in tags: 'a/b'"),
 }
 # Any text is a path. What is there is another matter.
 PATHS = {"EBBTIDE_LEDGER", "EBBTIDE_CACHE_DIR", "EBBTIDE_DISK_DIRECTORY"}

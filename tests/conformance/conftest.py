@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from driver_calls import SUCCESS, Driver
+from other_process import OtherProcess
 
 HERE = Path(__file__).resolve().parent
 IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
@@ -66,3 +67,17 @@ def fresh() -> Callable[[Callable[[Driver], object]], str]:
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def other() -> Generator[Callable[..., OtherProcess]]:
+    """Starts another process with the driver, and with these variables; it ends with the test."""
+    started: list[OtherProcess] = []
+
+    def start(**variables: str) -> OtherProcess:
+        started.append(OtherProcess(library_path(), **variables))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()

@@ -37,7 +37,7 @@ CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = 0, 1, 2
 SIGNATURES = {
     "cuInit": "I", "cuDriverGetVersion": "p", "cuGetErrorName": "ip", "cuGetErrorString": "ip",
     "cuDeviceGetCount": "p", "cuDeviceGet": "pi", "cuDeviceGetName": "pii", "cuDeviceGetAttribute": "pii",
-    "cuDeviceTotalMem": "pi",
+    "cuDeviceTotalMem": "pi", "cuDeviceGetUuid": "pi",
     "cuDevicePrimaryCtxRetain": "pi", "cuDevicePrimaryCtxRelease": "i", "cuDevicePrimaryCtxGetState": "ipp",
     "cuDeviceCanAccessPeer": "pii", "cuCtxEnablePeerAccess": "pI",
     "cuCtxGetCurrent": "p", "cuCtxSetCurrent": "p", "cuCtxGetDevice": "p", "cuCtxSynchronize": "",
@@ -62,6 +62,7 @@ SIGNATURES = {
     "cuMemAllocHost": "pz", "cuMemHostGetDevicePointer": "ppI", "cuMemcpy": "ddz", "cuMemcpyAsync": "ddzp",
     "cuMemcpyDtoD": "ddz", "cuMemsetD8": "dbz", "cuMemsetD16": "dHz", "cuMemsetD32": "dIz",
     "cuMemsetD16Async": "dHzp", "cuMemsetD32Async": "dIzp", "cuModuleLoadDataEx": "ppIpp",
+    "cuMemExportToShareableHandle": "pdid", "cuMemImportFromShareableHandle": "ppi",
     "cuStreamWaitValue32": "pdII", "cuStreamWriteValue32": "pdII",
 }  # fmt: skip
 CTYPES = {

@@ -175,6 +175,10 @@ def test_devices_answer_by_ordinal(driver: Driver) -> None:
     assert driver.cuDeviceGetName(name, 64, 0) == SUCCESS
     assert name.value
     assert driver.cuDeviceGetName(name, 64, count) == INVALID_DEVICE
+    uuid = ctypes.create_string_buffer(16)
+    assert driver.cuDeviceGetUuid(uuid, 0) == SUCCESS and any(uuid.raw)
+    assert driver.cuDeviceGetUuid(uuid, count) == INVALID_DEVICE
+    assert driver.cuDeviceGetUuid(None, 0) == INVALID_VALUE
     assert driver.cuDeviceTotalMem(ctypes.c_size_t(), count) == INVALID_DEVICE
     assert driver.make("cuDeviceTotalMem", ctypes.c_size_t, 0) > 0
     assert driver.cuDevicePrimaryCtxRetain(ctypes.c_void_p(), count) == INVALID_DEVICE
