@@ -272,6 +272,7 @@ class Numbers:
 if __name__ == "__main__":
     context = multiprocessing.get_context(METHOD)
     if METHOD == "forkserver":
+        context.set_forkserver_preload(["torch"])  # the server imports it, and forks
         process = Own()
         process.start()
         process.join()

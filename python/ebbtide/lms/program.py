@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import sys
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -23,14 +24,19 @@ def enable_in_program() -> None:
         SystemExit: it can't be turned on; a message has been printed.
     """
     process = multiprocessing.current_process()
-    if "_inheriting" in vars(process):
+    if "_inheriting" in vars(process) or _is_fork_server():
         _wait_for_target()
     else:
         _enable_for(process)
 
 
+def _is_fork_server() -> bool:
+    """It imports what `multiprocessing.set_forkserver_preload` names, and forks all processes."""
+    return any(argument.startswith("from multiprocessing.forkserver import main") for argument in sys.orig_argv)
+
+
 def _wait_for_target() -> None:
-    """spawn and forkserver import the script before they know what the process is to run."""
+    """spawn and forkserver import the script, or torch, before they know what the process is to run."""
     plain = BaseProcess._bootstrap  # type: ignore[attr-defined]
 
     def bootstrap(process: Any, *arguments: Any, **options: Any) -> Any:
