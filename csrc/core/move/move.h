@@ -33,7 +33,7 @@ class Move {
   // Takes the memory and engines that the move will need. If it throws, settle() undoes all of it.
   virtual void prepare(const Allocations& allocations) = 0;
   // Whether kernels may still use the memory. Then the devices are synchronised before anything moves.
-  virtual bool takes_memory_away() const = 0;
+  virtual bool takes_memory_away() const { return true; }
   // The devices with something to move, after prepare().
   const std::set<int>& devices() const { return devices_; }
   // Moves everything on one device, whose context is current. Devices run side by side, each in its own thread.

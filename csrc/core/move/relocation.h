@@ -16,7 +16,6 @@ namespace ebbtide {
 // The rest of the spare allocation is freed like any other memory.
 class Relocation : public Move {
  public:
-  bool takes_memory_away() const final { return true; }
   void run_device(int device) final;
   void settle() noexcept override;
 

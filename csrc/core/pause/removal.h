@@ -31,9 +31,6 @@ struct LeavingHandle {
 
 // A move that takes memory away from allocations: a pause, or a trim.
 class Removal : public Move {
- public:
-  bool takes_memory_away() const final { return true; }
-
  protected:
   using Handles = std::deque<LeavingHandle>;
   using Move::Move;

@@ -235,8 +235,6 @@ def _check_timeout(timeout: float | None) -> float:
         return 0.0
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    if timeout != timeout:  # math.isnan refuses an int beyond any float
-        raise ValueError("timeout must be a number of seconds, not nan")
-    if timeout < 0:
-        raise ValueError(f"timeout must not be negative: {timeout!r}")
+    if not timeout >= 0:  # nor is nan, and math.isnan refuses an int beyond any float
+        raise ValueError(f"timeout must be a number of seconds, 0 or more: {timeout!r}")
     return float(min(timeout, _LONGEST_TIMEOUT))
