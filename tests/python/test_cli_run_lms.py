@@ -302,6 +302,28 @@ def test_processes_that_train_have_it_and_helpers_have_not(run, tmp_path, method
     assert (status, out.splitlines(), error) == (0, lines, "")
 
 
+LATE = """
+import multiprocessing
+
+
+def late():
+    import torch
+    from ebbtide import lms
+    print(lms.enabled)
+
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("forkserver").Process(target=late)
+    process.start()
+    process.join()
+"""
+
+
+def test_a_process_of_a_fork_server_that_imports_torch_late_has_it(run, tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    assert run("--lms 1GiB", sys.executable, "late.py") == (0, "True\n", "")
+
+
 # --- refusals, and other options ---
 
 REFUSED = "ebbtide: large model support can't start, so the program ends: "

@@ -31,8 +31,11 @@ def enable_in_program() -> None:
 
 
 def _is_fork_server() -> bool:
-    """It imports what `multiprocessing.set_forkserver_preload` names, and forks all processes."""
-    return any(argument.startswith("from multiprocessing.forkserver import main") for argument in sys.orig_argv)
+    """It imports what `multiprocessing.set_forkserver_preload` names, and forks all processes. Those have a parent as
+    soon as they run."""
+    return multiprocessing.parent_process() is None and any(
+        argument.startswith("from multiprocessing.forkserver import main") for argument in sys.orig_argv
+    )
 
 
 def _wait_for_target() -> None:
