@@ -116,8 +116,9 @@ class Ledger {
   // Of a module: whether it can't be recomputed, after all.
   void forbid_recomputation(uint64_t module, bool is_forbidden);
   // may_evict: plans may; if not, nothing leaves but where an allocation would fail otherwise. may_rest: steps may go
-  // on unfollowed once a few have fitted. Calls of modules that a filter concerns have to be known. forced: from the
-  // next step on, all steps have this choice. Null: the fastest one.
+  // on unfollowed once a few have fitted. are_new: plans were made under other rules, and are forgotten. Calls of
+  // modules that a filter concerns have to be known. forced: from the next step on, all steps have this choice. Null:
+  // the fastest one.
   void set_rules(bool may_recompute, bool may_evict, bool may_rest, bool are_new,
                  std::shared_ptr<const policy::ForcedChoice> forced);
   bool is_resting() const { return rest_.is_on(); }
