@@ -57,6 +57,15 @@ def test_later_steps_need_no_reclaim(lms, device_works, mode, share):
     assert numbers["evicted_bytes"] == numbers["loaded_bytes"]
 
 
+@pytest.mark.parametrize("share", [0.6, 0.8])
+def test_what_was_short_between_two_saves_is_not_forgotten(lms, share):
+    """What a step holds between two saves shows in no sample that is taken at them."""
+    limit, before_step = int(share * peak_of_training(**SHAPE)), []
+    with lms.enable(limit=limit, min_size=SMALL, recompute=False):
+        train(steps=17, **SHAPE, before_step=lambda step: before_step.append(reclaims()))
+    assert before_step[16] == before_step[5], before_step
+
+
 def test_loads_that_the_device_has_done_are_hits(lms):
     limit = int(0.6 * peak_of_training(**SHAPE))
     Sim().set_async(EAGER)

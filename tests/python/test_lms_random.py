@@ -143,7 +143,7 @@ def test_planned_steps_under_random_limits(lms, sim):
     def change(step):
         if step % 8 == 0:
             sim.set_async(chooser.randrange(3), step)
-            lms.limit = int(needed * chooser.uniform(0.7, 1.1))
+            lms.limit = int(needed * chooser.uniform(0.5, 1.1))
         numbers = lms.stats()
         negative.extend(name for name, value in numbers.items() if not 0 <= value < 2**50)
 

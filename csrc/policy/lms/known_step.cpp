@@ -34,11 +34,13 @@ size_t count_anchors(const StepRecord& record) {
 
 // What the program has made in the step, and after it, and keeps, such as optimizer states, is part of the demand from
 // now on.
-KnownStep::KnownStep(StepRecord record, const StepRules& rules) : whole_(std::move(record)) {
+KnownStep::KnownStep(StepRecord record, const StepRules& rules, uint64_t useless_bytes) : whole_(std::move(record)) {
   use_typical_times(whole_);
   const uint64_t before_bytes = whole_.events.empty() ? 0 : whole_.events.front().demand_bytes;
   const uint64_t grown_bytes = rules.demand_bytes - std::min(rules.demand_bytes, before_bytes);
   for (StepEvent& event : whole_.events) event.demand_bytes += std::min(grown_bytes, kMostDemandBytes);
+  if (rules.limits.has_pages)
+    margin_.note(std::min(useless_bytes, rules.limits.limit_bytes / kMostPagesPart), rules.limits.limit_bytes);
   choose(rules);
 }
 

@@ -28,7 +28,8 @@ struct StepRules {
 
 class KnownStep {
  public:
-  KnownStep(StepRecord record, const StepRules& rules);
+  // useless_bytes: what was free at most, in pieces that were too small.
+  KnownStep(StepRecord record, const StepRules& rules, uint64_t useless_bytes = 0);
 
   // Whether later steps will tell which choice is the best.
   bool is_settled() const { return is_settled_; }

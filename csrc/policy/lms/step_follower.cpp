@@ -130,11 +130,12 @@ void StepFollower::missed(uint64_t demand_bytes) {
   demand = std::max(demand, std::min(demand_bytes, kMostDemandBytes));
 }
 
-void StepFollower::fell_short(uint64_t missing_bytes) {
+void StepFollower::fell_short(uint64_t missing_bytes, uint64_t useless_bytes) {
   // What comes when all that was saved is gone, such as an optimizer's step, is not for plans.
   const auto is_gone = [](const Storage& storage) { return storage.is_gone; };
-  if (followed_ == nullptr || std::all_of(storages_.begin(), storages_.end(), is_gone)) return;
-  shortages_.emplace_back(event_count() - 1, missing_bytes);
+  if (std::all_of(storages_.begin(), storages_.end(), is_gone)) return;
+  if (followed_ != nullptr) shortages_.emplace_back(event_count() - 1, missing_bytes);
+  most_useless_bytes_ = std::max(most_useless_bytes_, useless_bytes);
 }
 
 void StepFollower::set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events) {
@@ -154,7 +155,7 @@ void StepFollower::end_step(const StepRules& rules) {
       if (known_.front().step.is_another_program()) known_.pop_front();  // the next step is recorded
     } else {
       if (known_.size() == kMostKnownSteps) known_.pop_back();
-      known_.push_front({KnownStep(std::move(record_), rules), step_});
+      known_.push_front({KnownStep(std::move(record_), rules, most_useless_bytes_), step_});
       ++plans_made_;
     }
   }
@@ -190,6 +191,7 @@ void StepFollower::abandon_step() {
   due_.clear();
   matched_.clear();
   shortages_.clear();
+  most_useless_bytes_ = 0;
 }
 
 void StepFollower::forget_known() {

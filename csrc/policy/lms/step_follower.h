@@ -62,8 +62,8 @@ class StepFollower {
   void dropped(uint64_t storage);
   // An allocation did not fit: with it, the demand would have been this.
   void missed(uint64_t demand_bytes);
-  // And so many bytes were missing.
-  void fell_short(uint64_t missing_bytes);
+  // And so many bytes were missing, beside so many that were free, in pieces that were too small.
+  void fell_short(uint64_t missing_bytes, uint64_t useless_bytes = 0);
   // The times of some events, ascending, as a device measured them: those between are moved accordingly.
   void set_times(const std::vector<std::pair<uint32_t, double>>& seconds_of_events);
   // The next call begins another step. Storages that still live are left to the caller: no action names them any more.
@@ -157,7 +157,8 @@ class StepFollower {
   std::vector<Due> due_;  // of its storages
   MatchedEvents matched_;
   Shortages shortages_;
-  uint32_t next_event_ = 0;  // the first one whose actions were not done
+  uint64_t most_useless_bytes_ = 0;  // at a time, also where no plan is followed
+  uint32_t next_event_ = 0;          // the first one whose actions were not done
   size_t next_action_ = 0;
 };
 

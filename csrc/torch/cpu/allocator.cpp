@@ -73,7 +73,10 @@ class RegionAllocator final : public c10::Allocator {
       if (pool == nullptr || size_bytes == 0 || is_forked_child()) return ordinary->allocate(size_bytes);
       bool was_closed = false;
       void* const address = take(*pool, size_bytes, was_closed);
-      if (!was_closed) return own(*pool, address, size_bytes);
+      if (was_closed) continue;
+      c10::DataPtr data = own(*pool, address, size_bytes);
+      note_taken(size_bytes);
+      return data;
     }
   }
 

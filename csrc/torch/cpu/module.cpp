@@ -158,12 +158,12 @@ PYBIND11_MODULE(_torch, module) {
       "For `_lms.set_hooks`.");
   module.def(
       "set_reclaimer",
-      [](uintptr_t evict, uintptr_t explain, uintptr_t overflow) {
-        set_reclaimer({reinterpret_cast<uint64_t (*)(uint64_t)>(evict),
-                       reinterpret_cast<void (*)(char*, size_t)>(explain),
-                       reinterpret_cast<bool (*)(size_t, c10::DataPtr*)>(overflow)});
+      [](uintptr_t evict, uintptr_t explain, uintptr_t overflow, uintptr_t took) {
+        set_reclaimer(
+            {reinterpret_cast<uint64_t (*)(uint64_t)>(evict), reinterpret_cast<void (*)(char*, size_t)>(explain),
+             reinterpret_cast<bool (*)(size_t, c10::DataPtr*)>(overflow), reinterpret_cast<void (*)(size_t)>(took)});
       },
-      py::arg("evict"), py::arg("explain"), py::arg("overflow"),
+      py::arg("evict"), py::arg("explain"), py::arg("overflow"), py::arg("took"),
       "Addresses of C functions (torch/cpu/reclaim.h); 0: none.");
   module.def("pool_suspend", &pool_suspend,
              "Ordinary memory for this thread until pool_restore(token), or until a pool is entered inside.");

@@ -10,6 +10,7 @@ namespace {
 std::atomic<uint64_t (*)(uint64_t)> evict{nullptr};
 std::atomic<void (*)(char*, size_t)> explain{nullptr};
 std::atomic<bool (*)(size_t, c10::DataPtr*)> overflow{nullptr};
+std::atomic<void (*)(size_t)> took{nullptr};
 
 }  // namespace
 
@@ -17,6 +18,7 @@ void set_reclaimer(const Reclaimer& reclaimer) {
   evict.store(reclaimer.evict);
   explain.store(reclaimer.explain);
   overflow.store(reclaimer.overflow);
+  took.store(reclaimer.took);
 }
 
 bool can_reclaim() { return evict.load() != nullptr; }
@@ -37,6 +39,10 @@ std::string explain_reclaim() {
 bool take_overflow(size_t size_bytes, c10::DataPtr* data) {
   const auto function = overflow.load();
   return function != nullptr && function(size_bytes, data);
+}
+
+void note_taken(size_t size_bytes) {
+  if (const auto function = took.load(); function != nullptr) function(size_bytes);
 }
 
 }  // namespace ebbtide::cpu

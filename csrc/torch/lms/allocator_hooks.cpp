@@ -22,10 +22,12 @@ namespace py = pybind11;
 namespace ebbtide::lms {
 namespace {
 
-// For the allocator of the simulated device (torch/cpu/reclaim.h), which has both as function pointers.
+// For the allocator of the simulated device (torch/cpu/reclaim.h), which has these as function pointers.
 uint64_t reclaim(uint64_t wanted_bytes) {
   return Ledger::instance().reclaim(c10::Device(c10::DeviceType::CPU), wanted_bytes, /*is_first=*/false);
 }
+
+void took(size_t size_bytes) { Ledger::instance().note_taken(c10::Device(c10::DeviceType::CPU), size_bytes); }
 
 uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes, bool is_first) {
   return Ledger::instance().reclaim(device, wanted_bytes, is_first);
@@ -179,7 +181,7 @@ void add_allocator_hooks(py::module_& module) {
       "reclaim_functions",
       [] {
         return py::make_tuple(reinterpret_cast<uintptr_t>(&reclaim), reinterpret_cast<uintptr_t>(&explain_in),
-                              reinterpret_cast<uintptr_t>(&overflow));
+                              reinterpret_cast<uintptr_t>(&overflow), reinterpret_cast<uintptr_t>(&took));
       },
       "For `_torch.set_reclaimer`.");
   module.def(

@@ -25,6 +25,16 @@ constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
 
+// While one lives, LMS allocates for itself in this thread.
+struct OwnAllocation {
+  OwnAllocation() { is_open = true; }
+  OwnAllocation(const OwnAllocation&) = delete;
+  OwnAllocation& operator=(const OwnAllocation&) = delete;
+  ~OwnAllocation() { is_open = false; }
+  static thread_local bool is_open;
+};
+thread_local bool OwnAllocation::is_open = false;
+
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{}, elsewhere{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
@@ -49,6 +59,7 @@ class CudaSide final : public DeviceSide {
 
   c10::DataPtr allocate(c10::Device device, size_t size_bytes) const override {
     const c10::DeviceGuard guard(device);
+    const OwnAllocation own;
     c10::DataPtr data = c10::GetAllocator(kCuda)->allocate(size_bytes);
     bool is_found = false;
     ebbtide_allocation_info info{};
@@ -137,7 +148,9 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   bool could_reclaim = reclaim_hook.load() != nullptr;
   for (bool is_first = true;; is_first = false) {
     try {
-      return former_allocate.load()(self, size_bytes);
+      c10::DataPtr data = former_allocate.load()(self, size_bytes);
+      if (could_reclaim && !OwnAllocation::is_open) Ledger::instance().note_taken(guard_impl().getDevice(), size_bytes);
+      return data;
     } catch (c10::OutOfMemoryError& error) {
       if (has_found_room(size_bytes, is_first)) continue;
       c10::DataPtr other;

@@ -23,6 +23,8 @@ Ledger* only_ledger = nullptr;
 constexpr uint64_t kSharedPageBytes = uint64_t{40} << 20;
 // More than is short leaves on demand, a part of the limit in so many: torch waits for the device each time.
 constexpr uint64_t kOnDemandPart = 64;
+// By so much of the limit a margin grows at least that has not sufficed.
+constexpr uint64_t kMarginPart = 64;
 
 }  // namespace
 
@@ -275,8 +277,9 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
                                                             : limit_bytes;
     const uint64_t useless_bytes = free_bytes - std::min(free_bytes, used_here_bytes);
     const uint64_t margin_bytes = steps.follower.margin_bytes();
-    const uint64_t missing_bytes = useless_bytes > margin_bytes ? useless_bytes - margin_bytes : least_bytes;
-    steps.follower.fell_short(missing_bytes);
+    const uint64_t missing_bytes =
+        useless_bytes > margin_bytes ? useless_bytes - margin_bytes : std::max(least_bytes, limit_bytes / kMarginPart);
+    steps.follower.fell_short(missing_bytes, useless_bytes);
     steps.least_limit_bytes = std::min(steps.least_limit_bytes, limit_now(device, steps));
   }
   const uint64_t freed_bytes = evict(short_bytes, device);

@@ -101,6 +101,8 @@ class Ledger {
   // The same for torch's allocator, where an allocation of so many bytes does not fit: the next plan knows of it.
   // is_first: nothing has left for this allocation yet, so that what is short may suffice.
   uint64_t reclaim(c10::Device device, uint64_t wanted_bytes, bool is_first) noexcept;
+  // The program has allocated so many bytes: what it needs between two events is part of the demand.
+  void note_taken(c10::Device device, uint64_t size_bytes) noexcept;
   // Whether the plan's limit has room for an allocation ahead of need.
   bool has_room_ahead(c10::Device device, uint64_t wanted_bytes) noexcept;
   // A module is called by this thread: open_calls().back().

@@ -1,5 +1,6 @@
 // What the ledger knows of the calls of modules in a step: by them its events and storages have names.
 #include <algorithm>
+#include <cstddef>
 #include <exception>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "torch/lms/device_side.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/module_calls.h"
+#include "torch/lms/packed.h"
 
 namespace ebbtide::lms {
 namespace {
@@ -85,6 +87,19 @@ void Ledger::note_demand() noexcept {
     const uint64_t used_bytes = side_of(device).used_bytes(device);
     const Lock lock(mutex_);
     steps_[device.index()].follower.missed(demand_bytes(used_bytes));
+  } catch (const std::exception&) {
+    // It is found out later, by a shortage.
+  }
+}
+
+void Ledger::note_taken(c10::Device device, uint64_t size_bytes) noexcept {
+  if (size_bytes < rules().min_bytes.load(std::memory_order_relaxed) || is_resting()) return;
+  try {
+    const uint64_t used_bytes = side_of(device).used_bytes(device);
+    const Lock lock(mutex_);
+    const auto steps = steps_.find(device.index());
+    if (steps == steps_.end() || steps->second.storages.empty()) return;
+    steps->second.follower.missed(demand_bytes(used_bytes));
   } catch (const std::exception&) {
     // It is found out later, by a shortage.
   }

@@ -87,7 +87,7 @@ class SimulatedDevice:
 
     def release(self, extension: Any) -> None:
         _core.set_lms_limit(_core.UNLIMITED)
-        torch_extension.load().set_reclaimer(0, 0, 0)
+        torch_extension.load().set_reclaimer(0, 0, 0, 0)
 
     def detach(self, extension: Any) -> None:
         allocator = torch_extension.load()
