@@ -316,6 +316,7 @@ def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
         def __init__(self):
             super().__init__()
             self.inner, self.depths, self.fails = make_model(1, 512), [], False
+            self.scale = torch.nn.Parameter(torch.ones(1))
 
         def forward(self, given, times=2):
             self.depths.append(extension().module_depth())

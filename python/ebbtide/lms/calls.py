@@ -79,7 +79,7 @@ def install(extension: Any) -> None:
             return call(module, *arguments, **options)
 
     def handle(call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        if not weights.are_uses_followed():
+        if not weights.are_uses_followed() or weights.are_none_used(extension, module):
             return named(call, module, arguments, options)
         try:
             with extension.ModuleUse() as use:

@@ -242,6 +242,14 @@ def are_uses_followed() -> bool:
     return _now.are_uses_followed
 
 
+def are_none_used(extension: Any, module: Any) -> bool:
+    """Whether a module inside another one has no weights of its own: most of those that are called."""
+    attributes = vars(module)
+    has_any = attributes.get("_parameters") or attributes.get("_compiled_call_impl") is not None
+    is_wrapper = "_orig_mod" in (attributes.get("_modules") or ())
+    return not has_any and not is_wrapper and extension.module_depth() > 0
+
+
 def _follow_uses(extension: Any) -> None:
     if not _now.are_uses_followed and _core.query_tag(TAG) is not None:
         with _following:

@@ -156,7 +156,8 @@ class Switches:
     def restored(self) -> Iterator[None]:
         """Sets those that are different now, and sets them back at the end."""
         now = Switches()
-        self._write()
+        if now._values != self._values:
+            self._write()
         try:
             yield
         finally:

@@ -33,9 +33,12 @@ class ModuleState:
             own = vars(one)
             parameters, buffers, modules = own["_parameters"], own["_buffers"], own["_modules"]
             self._dicts += [(each, each.copy()) for each in (own, parameters, buffers, modules)]
+            self._tensors += parameters.values()
+            if not buffers:
+                continue
             if updated := _statistics_of(one):
                 self._statistics.append((buffers, updated))
-            self._tensors += [*parameters.values(), *(each for name, each in buffers.items() if name not in updated)]
+            self._tensors += [each for name, each in buffers.items() if name not in updated]
         self._contents = list(_contents_of(self._modules))
         self._tensors = [tensor for tensor in self._tensors if tensor is not None]
         self._versions = [tensor._version for tensor in self._tensors]
@@ -139,7 +142,11 @@ class _Content:
         return _parts(self._copy)
 
     def has_changed(self) -> bool:
-        now, before = _parts(self._held), _parts(self._copy)
+        held, copy = self._held, self._copy
+        are_same_keys = len(held) == len(copy) and all(map(operator.is_, held, copy))
+        if are_same_keys and (not isinstance(held, dict) or _are_identical(held, copy)):
+            return False
+        now, before = _parts(held), _parts(copy)
         return len(now) != len(before) or not all(map(_are_same, now, before))
 
     def now(self) -> "_Content":
@@ -194,9 +201,10 @@ def _plain() -> set[type]:
 
 
 def _attributes_of(modules: list[tuple[str, Any]]) -> Iterator[tuple[Path, Any]]:
+    plain, kept = _plain(), _kept_by_torch()
     for path, one in modules:
         for name, value in vars(one).items():
-            if type(value) not in _plain() and name not in _kept_by_torch():
+            if name not in kept and type(value) not in plain:
                 yield (path, name), value
 
 
@@ -210,12 +218,14 @@ def _contents_in(path: Path, value: Any, seen: set[int], depth: int) -> Iterator
     if type(value) in _plain() or depth == 0 or id(value) in seen:
         return
     seen.add(id(value))
+    plain = _plain()
     if isinstance(value, dict | list | set | deque | tuple):
         yield _Content(path, value)
-        parts = [(path, part) for part in _parts(value)]
+        parts = [(path, part) for part in _parts(value) if type(part) not in plain]
     elif _is_object(value):
         yield _Content(path, vars(value))
-        parts = [((*path, name), part) for name, part in (*vars(value).items(), *_shared_by(type(value)))]
+        found = (*vars(value).items(), *_shared_by(type(value)))
+        parts = [((*path, name), part) for name, part in found if type(part) not in plain]
     else:
         return
     for name, part in parts:
@@ -236,8 +246,9 @@ def _is_object(value: Any) -> bool:
     """Whether it is an object of the program, or of a library, that may keep what a forward tells it."""
     import torch
 
+    kind = type(value)  # a class may have a `__getattribute__` of its own, which isinstance() calls
     known = (torch.nn.Module, torch.Tensor, type, numbers.Number, types.ModuleType)
-    return hasattr(value, "__dict__") and not isinstance(value, known) and not _is_of_torch(type(value))
+    return not issubclass(kind, known) and not _is_of_torch(kind) and hasattr(value, "__dict__")
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -1,6 +1,7 @@
 """What forbids to run a call again, as far as torch's state, the module and the arguments tell before the call."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -89,6 +90,8 @@ def _is_capturing() -> bool:
 
 # --- modules and arguments ---
 
+_of_classes: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
 
 def call_objection(module: Any, structure: Structure) -> str:
     """Why calls with such arguments can't be recomputed, as a sentence fragment for a report; "" if nothing speaks
@@ -125,7 +128,11 @@ def _hooks_of_all_modules() -> tuple[dict[int, Any], ...]:
 
 
 def _objection_to_class(kind: type) -> str:
-    return next((WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS), "")
+    found = _of_classes.get(kind)
+    if found is None:
+        found = next((WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS), "")
+        _of_classes[kind] = found
+    return found
 
 
 def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> str:
@@ -145,7 +152,8 @@ def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> st
 def _objection_to_tensors(tensors: list[Any]) -> str:
     import torch
 
-    if any(map(torch.nn.parameter.is_lazy, tensors)):
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    if any(isinstance(tensor, lazy) for tensor in tensors):
         return "it has parameters that are made in its first call"
     if any(map(torch.is_inference, tensors)):
         return "it uses a tensor of torch.inference_mode"
