@@ -86,6 +86,7 @@ typedef struct ebbtide_device_info {
   int32_t device;
   int32_t compute_capability; /* 90 for 9.0; 0 on the simulator */
   char name[128];
+  uint8_t uuid[16]; /* of the GPU, or of its part that this process sees: the same in all processes */
   uint64_t total_bytes, free_bytes, granularity_bytes;
   uint64_t held_bytes, limit_bytes; /* device memory that ebbtide holds there; device_limit, or EBBTIDE_UNLIMITED */
   uint64_t room_bytes;              /* new memory beyond this spills; allocations of up to 2 MiB may get more */

@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <string>
 
 #include "api/ebbtide.h"
@@ -62,6 +63,7 @@ ebbtide_status ebbtide_query_device(int32_t device, ebbtide_device_info* info, e
     filled.device = device;
     filled.compute_capability = facts.compute_capability;
     api::copy_text(filled.name, sizeof filled.name, facts.name.c_str());
+    std::copy(facts.uuid.begin(), facts.uuid.end(), filled.uuid);
     filled.total_bytes = facts.total_bytes;
     filled.free_bytes = facts.free_bytes;
     filled.granularity_bytes = facts.granularity_bytes;

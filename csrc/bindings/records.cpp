@@ -66,7 +66,10 @@ void register_records(py::module_& module) {
     py::class_<Struct>(module, "DeviceInfo") EBBTIDE_FIELD(device) EBBTIDE_FIELD(compute_capability)
         EBBTIDE_FIELD(total_bytes) EBBTIDE_FIELD(free_bytes) EBBTIDE_FIELD(granularity_bytes) EBBTIDE_FIELD(held_bytes)
             EBBTIDE_FIELD(limit_bytes) EBBTIDE_FIELD(room_bytes) EBBTIDE_FIELD(peak_bytes)
-                .def_property_readonly("name", [](const Struct& info) { return std::string(info.name); });
+                .def_property_readonly("name", [](const Struct& info) { return std::string(info.name); })
+                .def_property_readonly("uuid", [](const Struct& info) {
+                  return py::bytes(reinterpret_cast<const char*>(info.uuid), sizeof info.uuid);
+                });
   }
   {
     using Struct = ebbtide_allocation_info;

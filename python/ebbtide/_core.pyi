@@ -37,6 +37,7 @@ class Report:
 class DeviceInfo:
     device: int
     name: str
+    uuid: bytes  # 16
     compute_capability: int
     total_bytes: int
     free_bytes: int

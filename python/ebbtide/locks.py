@@ -56,7 +56,12 @@ _WRITING_SECONDS = 1.0
 
 # Whose `forget_parent` a forked child calls, in this order, as far as they are imported: last of all, since each may
 # use the locks.
-_WITH_STATE = ("ebbtide.saver.pools.backends", "ebbtide.saver.pools.bypass", "ebbtide.saver.telling.watch")
+_WITH_STATE = (
+    "ebbtide.saver.pools.backends",
+    "ebbtide.saver.pools.bypass",
+    "ebbtide.saver.telling.watch",
+    "ebbtide.processes.member",
+)
 
 
 def _release_writing() -> None:

@@ -26,6 +26,7 @@ BAD_VARIABLES = {
     "EBBTIDE_LMS_OVERFLOW": ("split", " must be 0 or 1, not 'split'"),
     "EBBTIDE_COMPAT": ("sglang", " must be one of none, tms, not 'sglang'"),
     "EBBTIDE_SUMMARY": ("2", " must be 0 or 1, not '2'"),
+    "EBBTIDE_SHARED": ("always", " must be 0 or 1, not 'always'"),
     "EBBTIDE_LOG": ("loud", " must be one of error, warning, info, debug, not 'loud'"),
     "EBBTIDE_PINNED_LIMIT": ("1 2", f" {SIZE} '1 2'"),
     "EBBTIDE_SHARED_HANDLE": ("5.GiB", f" {SIZE} '5.GiB'"),
@@ -43,7 +44,7 @@ BAD_VARIABLES = {
     "EBBTIDE_SIM_SHARED": ("a/b", ": '*' and '/' are reserved in tags: 'a/b'"),
 }
 # Any text is a path. What is there is another matter.
-PATHS = {"EBBTIDE_LEDGER", "EBBTIDE_CACHE_DIR", "EBBTIDE_DISK_DIRECTORY"}
+PATHS = {"EBBTIDE_LEDGER", "EBBTIDE_CACHE_DIR", "EBBTIDE_DISK_DIRECTORY", "EBBTIDE_SHARED_FOLDER"}
 
 
 def bad_values() -> dict[str, str]:

@@ -1,6 +1,7 @@
 #include "core/probe/capabilities.h"
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -159,6 +160,9 @@ DeviceFacts describe_device(int device) {
   char name[128] = {};
   check(driver().cuDeviceGetName(name, sizeof name, device_handle(device)), "cuDeviceGetName");
   facts.name = name;
+  CUuuid uuid{};
+  check(driver().cuDeviceGetUuid(&uuid, device_handle(device)), "cuDeviceGetUuid");
+  std::memcpy(facts.uuid.data(), uuid.bytes, facts.uuid.size());
   facts.compute_capability = device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) * 10 +
                              device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
   size_t free_bytes = 0;

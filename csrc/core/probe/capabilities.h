@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@ namespace ebbtide {
 
 struct DeviceFacts {
   std::string name;
+  std::array<uint8_t, 16> uuid{};
   int compute_capability = 0;  // 90 for 9.0
   uint64_t total_bytes = 0;
   uint64_t free_bytes = 0;

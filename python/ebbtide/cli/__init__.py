@@ -15,6 +15,7 @@ from ebbtide.cli import compiling
 from ebbtide.cli.compat import compat
 from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
+from ebbtide.cli.ps import ps
 from ebbtide.cli.run import run
 from ebbtide.errors import Error
 from ebbtide.stderr import say
@@ -111,4 +112,5 @@ def main(context: click.Context, /, **asked: bool) -> None:
 main.add_command(compat)
 main.add_command(demo)
 main.add_command(doctor)
+main.add_command(ps)
 main.add_command(run)

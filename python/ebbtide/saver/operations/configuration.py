@@ -7,8 +7,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ebbtide import _core, driver_choice, settings
 from ebbtide.errors import Error
+from ebbtide.processes import member
 from ebbtide.saver.pools import backends
 from ebbtide.saver.telling import watch
+from ebbtide.saver.values.arguments import check_flag
 from ebbtide.settings import Setting
 from ebbtide.sizes import format_size
 
@@ -46,6 +48,7 @@ def configure(
     poison: Switch = UNCHANGED,
     copy_ahead: Switch = UNCHANGED,
     progress: Shows = UNCHANGED,
+    shared: Switch = UNCHANGED,
 ) -> None:
     """Sets limits and switches; arguments that are left out stay as they are. All are checked before any is set.
 
@@ -93,6 +96,8 @@ def configure(
             operation runs that takes longer than 0.1 s, and once at its end if it succeeds. An exception of it becomes
             one RuntimeWarning, and the function is not called again. None: operations that take longer than 1 s draw a
             bar if stderr is a terminal. False: nothing.
+        shared: whether the processes of this user see what this one holds of each device (`ebbtide ps`), and a resume
+            with a timeout waits in turn with theirs. A thread tells the others each second. Default: EBBTIDE_SHARED.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
@@ -102,6 +107,9 @@ def configure(
     """
     given = {name: value for name, value in vars().items() if value is not UNCHANGED}
     shown = given.pop("progress", UNCHANGED)
+    joins = given.pop("shared", UNCHANGED)
+    if joins is not UNCHANGED:
+        check_flag(joins, "shared")
     if shown is not UNCHANGED:
         watch.check_display(shown)
     is_off = driver_choice.is_off()
@@ -122,6 +130,8 @@ def configure(
         watch.set_display(shown)
     if "host_pool" in texts:
         _fill_host_pool()
+    if joins is not UNCHANGED:
+        member.configure(bool(joins))
 
 
 def _set_all(texts: dict[str, str | None]) -> None:
@@ -156,7 +166,7 @@ def settings_in_force() -> dict[str, Any]:
     settings.check_environment()
     configurable = [setting for setting in settings.all_settings() if setting.is_configurable]
     found = {setting.name: _value(setting, os.fsdecode(_core.get_setting(setting.name))) for setting in configurable}
-    return {**found, "progress": watch.display()}
+    return {**found, "progress": watch.display(), "shared": member.is_shared()}
 
 
 def _value(setting: Setting, text: str) -> str | int | bool | None:

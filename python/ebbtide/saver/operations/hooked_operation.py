@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
+from ebbtide.processes import member
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
 from ebbtide.saver.pools import bypass, captures, workspaces
@@ -74,6 +75,7 @@ def run(
         result = _move(operation, call, names, leaving, returning, seconds, finish, None)
     if finish is None and returning is not None:
         keeper.keep_if_wanted(returning)
+    member.tell()
     return result
 
 
@@ -98,7 +100,7 @@ def _move(
     with watched(operation, names, returning or ()) if finish is None else nullcontext():
         if returning is None:
             return claim()
-        result = torch_cache.claim_with_retries(claim, seconds, partial(make_room, returning))
+        result = torch_cache.claim_with_retries(claim, seconds, partial(make_room, returning), returning)
     if finish is None:
         bypass.close_if_resident(returning)
     else:

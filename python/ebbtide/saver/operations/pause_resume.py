@@ -114,8 +114,8 @@ def resume(
 
     Args:
         tags: tags, or a list of tags; none means every tag.
-        timeout: seconds to keep trying while the device has too little memory (another process may hold it); None
-            tries once.
+        timeout: seconds to keep trying while the device has too little memory (another process may hold it), in turn
+            with the processes that share it (`configure(shared=True)`); None tries once.
         missing_ok: skip tags that no region ever named.
         retain: True keeps the memory of the backups for the next pause, False frees it, None follows each region
             (and keeps pinned backups, and all with `copy_ahead` on). Unchanged blocks are found only in regions that

@@ -5,6 +5,7 @@ pool is leased again. Segments of dissolved pools are freed by torch.
 """
 
 from ebbtide import _core, driver_choice
+from ebbtide.processes import member
 from ebbtide.saver.pools.pool_segments import free_in, look_at
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, registry
 from ebbtide.saver.reclaim import spilled
@@ -46,7 +47,9 @@ def trim(*tags: Tags, missing_ok: bool = False) -> Report:
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("trim")
-    return log_report(trim_quietly(names, missing_ok), names)
+    report = trim_quietly(names, missing_ok)
+    member.tell()
+    return log_report(report, names)
 
 
 def trim_quietly(names: list[str], missing_ok: bool = False) -> Report:

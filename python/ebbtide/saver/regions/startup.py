@@ -12,6 +12,7 @@ from ebbtide import _core, settings
 from ebbtide.driver_choice import choose_for_tensors
 from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock
+from ebbtide.processes import member
 from ebbtide.saver.pools import backends, captures, cpu_pools
 from ebbtide.saver.pools.backends import PoolBackend
 from ebbtide.saver.reclaim import advice
@@ -51,6 +52,7 @@ def _start(is_cuda: bool) -> PoolBackend:
     made = _start_on_gpu() if is_cuda else cpu_pools.make_backend()
     address_reads.install()
     process_sharing.install()
+    member.join_if_wanted()
     return made
 
 

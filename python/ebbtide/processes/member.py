@@ -1,0 +1,246 @@
+"""This process among the others (`saver.configure(shared=True)`, EBBTIDE_SHARED=1): what it tells them, and when.
+
+A thread tells it each second, if it has changed, and when it is asked; operations and waits do so at once. Where the
+folder can't be used, the process works alone, and says so.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import select
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ebbtide import _core, settings
+from ebbtide.errors import Error, StateError
+from ebbtide.locks import make_lock, make_signal
+from ebbtide.processes import folder
+from ebbtide.processes.entries import Entry, TagHolding, Wait
+from ebbtide.stderr import say
+
+_SECONDS = 1.0
+_MOST_HOLDINGS = 1000
+_THREADS_OF_ONE_PROGRAM = 2  # the one that waits, and ours
+
+_lock = make_lock()
+
+
+class _Joined(NamedTuple):
+    files: folder.Membership
+    room: Any  # a signal: another process may have made some
+
+
+_joined: _Joined | None = None
+_is_wanted: bool | None = None  # None: as the variable says
+_waits: dict[object, Wait] = {}
+_told: Entry | None = None
+
+
+def configure(is_wanted: bool) -> None:
+    """Joins the others, or leaves them.
+
+    Raises: StateError: in a forked child.
+    """
+    global _is_wanted
+    _is_wanted = is_wanted
+    (_join if is_wanted else leave)()
+
+
+def is_shared() -> bool:
+    """Whether this process has joined, or will at its first region."""
+    return _joined is not None or (_is_wanted is None and settings.read_or_fallback("shared", os.environ) == "1")
+
+
+def join_if_wanted() -> None:
+    if is_shared():
+        _join()
+
+
+def _join() -> None:
+    global _joined
+    _core.allocations()  # refused in a forked child
+    with _lock:
+        if _joined is not None:
+            return
+        try:
+            files = folder.Membership(folder.Folder(folder.path()))
+        except StateError as error:
+            say(f"other processes can't see this one, and it takes no turns with them: {error}")
+            return
+        joined = _Joined(files, make_signal())
+        try:
+            threading.Thread(target=_answer, args=(joined,), name="ebbtide-processes", daemon=True).start()
+        except RuntimeError as error:
+            files.leave()
+            say(f"other processes can't see this one, and it takes no turns with them: {error}")
+            return
+        _joined = joined
+    _leave_at_exit()
+    tell()
+
+
+@functools.cache
+def _leave_at_exit() -> None:
+    atexit.register(leave)
+
+
+def leave() -> None:
+    global _joined, _told
+    with _lock:
+        if _joined is None:
+            return
+        joined, _joined, _told = _joined, None, None
+        joined.files.leave()
+
+
+def forget_parent() -> None:
+    """In a forked child: the entry is the parent's."""
+    global _joined, _told
+    if _joined is not None:
+        _joined.files.close()
+    _joined = _told = None
+    _waits.clear()
+
+
+def files() -> folder.Membership | None:
+    """None where this process has not joined."""
+    joined = _joined
+    return joined.files if joined is not None else None
+
+
+def others() -> list[Entry]:
+    """What the others told last; nothing where they can't be read."""
+    try:
+        return [] if _joined is None else _joined.files.folder.entries()
+    except (OSError, AttributeError):  # too many open files; or this process leaves meanwhile
+        return []
+
+
+def others_now() -> list[Entry]:
+    """The same, after all have told anew."""
+    try:
+        return [] if _joined is None else _joined.files.folder.fresh_entries()
+    except (OSError, AttributeError):
+        return []
+
+
+def wait_for_room(seconds: float) -> None:
+    """So long, or until another of ebbtide's processes may have made room."""
+    joined = _joined
+    if joined is None:
+        time.sleep(seconds)
+    else:
+        joined.room.acquire(timeout=seconds)
+
+
+def tell(is_asked: bool = False) -> None:
+    """Publishes what this process holds and waits for, if that has changed or another asks, and wakes those who wait
+    if it is less."""
+    global _told
+    if _joined is None:
+        return
+    with _lock:
+        if _joined is None:
+            return
+        files = _joined.files
+        with contextlib.suppress(Error, OSError):  # a full folder must not fail an operation
+            now = _entry(files)
+            if _told is not None and not is_asked and replace(_told, told_at=now.told_at) == now:
+                return
+            files.folder.write(now)
+            before, _told = _told, now
+            if before is not None and _may_help_others(before, now):
+                files.folder.send(folder.ROOM, _names_of_waiting(files))
+
+
+def _entry(files: folder.Membership) -> Entry:
+    waits = [replace(wait, is_alone=is_alone()) for wait in _waits.values()]
+    return Entry(files.name, files.pid, program_name(), time.monotonic_ns(), _holdings(), waits)
+
+
+def _names_of_waiting(files: folder.Membership) -> list[str]:
+    return [each.name for each in files.folder.entries() if each.waits]
+
+
+def _may_help_others(before: Entry, now: Entry) -> bool:
+    devices = {each.device for each in before.tags}
+    has_less = any(now.held_bytes(device) < before.held_bytes(device) for device in devices)
+    return has_less or any(wait not in now.waits for wait in before.waits)
+
+
+def is_alone() -> bool:
+    """Whether no thread of the program's can make room while one waits."""
+    return threading.active_count() <= _THREADS_OF_ONE_PROGRAM
+
+
+def waits_here() -> list[Wait]:
+    """Of all threads of this process."""
+    return list(_waits.values())
+
+
+def set_wait(key: object, wait: Wait) -> None:
+    _waits[key] = wait
+    tell()
+
+
+def end_wait(key: object) -> None:
+    """Can be called again."""
+    if _waits.pop(key, None) is not None or _joined is not None:
+        tell()
+
+
+def program_name() -> str:
+    """As a user would know it: the script, or the module."""
+    name = Path(sys.argv[0]).name if getattr(sys, "argv", None) and sys.argv[0] else ""
+    known = name if name not in ("", "-c", "-m", "__main__.py") else "python"
+    return known.encode(errors="backslashreplace").decode()
+
+
+@functools.cache
+def uuid_of(device: int) -> str:
+    return _core.query_device(device).uuid.hex()
+
+
+def _holdings() -> list[TagHolding]:
+    sums: dict[tuple[int, str], list[int]] = {}
+    for each in _core.allocations():
+        amounts = sums.setdefault((each.device, each.tag), [0, 0])
+        amounts[0] += each.resident_bytes - each.host_bytes
+        amounts[1] += each.stored_bytes
+    held = [
+        TagHolding(uuid_of(device), tag, *sums[device, tag]) for device, tag in sorted(sums) if any(sums[device, tag])
+    ]
+    if len(held) <= _MOST_HOLDINGS:
+        return held
+    held.sort(key=lambda each: -each.resident_bytes - each.stored_bytes)
+    return held[:_MOST_HOLDINGS]
+
+
+def _answer(me: _Joined) -> None:
+    """The thread of this process."""
+    poll = select.poll()
+    poll.register(me.files.socket, select.POLLIN)
+    tell()
+    while True:
+        words = set()
+        try:
+            if poll.poll(1000 * _SECONDS):
+                while word := me.files.socket.recv(1):
+                    words.add(word)
+        except OSError:  # all are read, or the process has left
+            pass
+        if me is not _joined:
+            return
+        if folder.ROOM in words and me.room.locked():
+            me.room.release()
+        if me.files.is_there():
+            tell(is_asked=folder.ASK in words)
+        else:
+            say(f"{me.files.folder.place} was removed: this process joins the others anew")
+            leave()
+            _join()

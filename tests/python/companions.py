@@ -1,0 +1,75 @@
+"""Other processes with the saver, for a test to talk to."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+LOOP = """
+import json, sys, traceback
+import torch
+from ebbtide import saver
+print("ready", flush=True)
+names = {"torch": torch, "saver": saver}
+for line in sys.stdin:
+    try:
+        exec(json.loads(line), names)
+        answer = names.pop("answer", None)
+    except Exception as error:
+        answer = {"error": type(error).__name__, "text": str(error)}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Companion:
+    """Runs code that it is sent, in one namespace which has `torch` and `saver`. What the code calls `answer` comes
+    back, or {"error": name, "text": message}."""
+
+    def __init__(self, **variables: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self) -> "Companion":
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n", self.errors()
+        return self
+
+    def start(self, code: str) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(textwrap.dedent(code)), file=self._process.stdin, flush=True)
+
+    def has_answered(self, seconds: float = 0) -> bool:
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
+
+    def answer(self) -> object:
+        assert self._process.stdout is not None and self.has_answered(60)
+        return json.loads(self._process.stdout.readline())
+
+    def run(self, code: str) -> object:
+        self.start(code)
+        return self.answer()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def errors(self) -> str:
+        """What it wrote to stderr; ends it."""
+        return self._process.communicate()[1]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
