@@ -73,10 +73,14 @@ CUresult PhysicalMemory::export_file(int& file, uint64_t handle) {
 
 CUresult PhysicalMemory::import_file(uint64_t& handle, int file, uint64_t new_id) {
   const auto found = read_block_file(file);
-  if (!found || check_location(found->location) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+  if (!found) return CUDA_ERROR_UNKNOWN;
+  if (check_location(found->location) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
   const auto known = exportable_.find(found->number);
-  Block block = known == exportable_.end() ? nullptr : known->second.lock();
-  if (block == nullptr) {
+  const Block first = known == exportable_.end() ? nullptr : known->second.lock();
+  Block block;
+  if (first != nullptr) {
+    block = std::make_shared<PhysicalBlock>(first, new_id);
+  } else {
     const int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
     if (own < 0) return CUDA_ERROR_OPERATING_SYSTEM;
     const auto backing = std::make_shared<Backing>(own, found->number);
@@ -84,8 +88,9 @@ CUresult PhysicalMemory::import_file(uint64_t& handle, int file, uint64_t new_id
     if (failed != CUDA_SUCCESS) return failed;
     note_exportable(block);
   }
+  block->is_imported = true;
   retain(block);
-  handle = block->id;
+  handle = new_id;
   return CUDA_SUCCESS;
 }
 
@@ -109,6 +114,18 @@ CUresult import_handle(CUmemGenericAllocationHandle* handle, void* osHandle, CUm
   return result;
 }
 
+CUresult describe_handle(CUmemAllocationProp* prop, CUmemGenericAllocationHandle handle) {
+  if (prop == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(simulator().mutex);
+  const Block block = simulator().physical.find(handle);
+  if (block == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *prop = CUmemAllocationProp{};
+  prop->type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop->location = block->location;
+  if (block->is_exportable()) prop->requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 }  // namespace ebbtide::sim
 
@@ -123,4 +140,9 @@ EBBTIDE_SIM_EXPORT CUresult cuMemExportToShareableHandle(void* shareableHandle, 
 EBBTIDE_SIM_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* osHandle,
                                                            CUmemAllocationHandleType shHandleType) {
   EBBTIDE_SIM_FORWARD(cuMemImportFromShareableHandle, kDriver, import_handle, handle, osHandle, shHandleType);
+}
+
+EBBTIDE_SIM_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
+                                                                   CUmemGenericAllocationHandle handle) {
+  EBBTIDE_SIM_FORWARD(cuMemGetAllocationPropertiesFromHandle, kDriver, describe_handle, prop, handle);
 }

@@ -114,7 +114,17 @@ PhysicalBlock::PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes,
       id(handle),
       use_(use) {}
 
+PhysicalBlock::PhysicalBlock(std::shared_ptr<PhysicalBlock> block, uint64_t handle)
+    : first(std::move(block)),
+      backing(first->backing),
+      offset(first->offset),
+      size(first->size),
+      location(first->location),
+      id(handle),
+      use_(first->use_) {}
+
 PhysicalBlock::~PhysicalBlock() {
+  if (first != nullptr) return;
   backing->give_back(offset, size);
   if (is_on_device()) use_.give_back(location.id, size, backing->number);
 }

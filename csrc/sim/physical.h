@@ -56,19 +56,23 @@ struct PhysicalBlock {
   // `use` counts it already, if it is on a device.
   PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes, CUmemLocation where, uint64_t handle,
                 DeviceUse& use);
+  // The same memory under another handle: what an import gives where the block is here already.
+  PhysicalBlock(std::shared_ptr<PhysicalBlock> block, uint64_t handle);
   ~PhysicalBlock();
   PhysicalBlock(const PhysicalBlock&) = delete;
   PhysicalBlock& operator=(const PhysicalBlock&) = delete;
 
   bool is_on_device() const { return location.type == CU_MEM_LOCATION_TYPE_DEVICE; }
-  bool is_exportable() const { return backing->number != 0; }
+  bool is_exportable() const { return backing->number != 0 && !is_imported; }
 
+  const std::shared_ptr<PhysicalBlock> first;  // which is counted; null if this is it
   const std::shared_ptr<Backing> backing;
   const uint64_t offset;
   const uint64_t size;
   const CUmemLocation location;
   const uint64_t id;
   uint64_t handle_references = 0;
+  bool is_imported = false;
 
  private:
   DeviceUse& use_;
@@ -90,7 +94,7 @@ class PhysicalMemory {
   CUresult release(uint64_t handle);
   // A descriptor of the block's own file, which the caller closes.
   CUresult export_file(int& file, uint64_t handle);
-  // The block in such a file: the one that is here already, or a new one. `file` stays the caller's.
+  // A handle of its own for the block in such a file. `file` stays the caller's. CUDA_ERROR_UNKNOWN for another file.
   CUresult import_file(uint64_t& handle, int file, uint64_t new_id);
   void retain(const Block& block);
   Block find(uint64_t handle) const;

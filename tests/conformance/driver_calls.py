@@ -23,6 +23,7 @@ INVALID_HANDLE, ILLEGAL_STATE, NOT_FOUND, NOT_READY = 400, 401, 500, 600
 INVALID_PTX, UNSUPPORTED_PTX_VERSION = 218, 222
 ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED = 700, 709
 MISALIGNED_ADDRESS = 716
+UNKNOWN = 999
 ALREADY_REGISTERED, NOT_REGISTERED = 712, 713
 NOT_PERMITTED, NOT_SUPPORTED = 800, 801
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_MERGE, CAPTURE_UNMATCHED, CAPTURE_UNJOINED = 900, 901, 902, 903, 904
@@ -63,6 +64,7 @@ SIGNATURES = {
     "cuMemcpyDtoD": "ddz", "cuMemsetD8": "dbz", "cuMemsetD16": "dHz", "cuMemsetD32": "dIz",
     "cuMemsetD16Async": "dHzp", "cuMemsetD32Async": "dIzp", "cuModuleLoadDataEx": "ppIpp",
     "cuMemExportToShareableHandle": "pdid", "cuMemImportFromShareableHandle": "ppi",
+    "cuMemGetAllocationPropertiesFromHandle": "pd",
     "cuStreamWaitValue32": "pdII", "cuStreamWriteValue32": "pdII",
 }  # fmt: skip
 CTYPES = {

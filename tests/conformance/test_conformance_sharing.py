@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from driver_calls import DEVICE, GRANULE, INVALID_VALUE, SUCCESS, Driver, properties
+from driver_calls import DEVICE, GRANULE, INVALID_VALUE, SUCCESS, UNKNOWN, AllocationProperties, Driver, properties
 from other_process import Files, OtherProcess
 
 POSIX_FILE = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -111,8 +111,59 @@ def test_a_descriptor_alone_keeps_the_bytes(driver: Driver) -> None:
     driver.free_mapped(address, handle, GRANULE)
 
 
-def test_another_file_is_refused(driver: Driver, tmp_path: Path) -> None:
+def test_each_import_gives_a_handle_of_its_own(driver: Driver) -> None:
+    handle = create_exportable(driver)
+    own = map_handle(driver, handle)
+    driver.write(own, b"one block")
+    file = export(driver, handle)
+    first, second = import_file(driver, file), import_file(driver, file)
+    os.close(file)
+    assert len({handle, first, second}) == 3
+    assert driver.cuMemRelease(first) == SUCCESS
+    address = map_handle(driver, second)
+    assert driver.read(address, 9) == b"one block"
+    driver.free_mapped(address, second, GRANULE)
+    driver.free_mapped(own, handle, GRANULE)
+
+
+def test_memory_lives_until_all_its_imports_are_released(driver: Driver, other: Callable[..., OtherProcess]) -> None:
+    process = other()
+    [file] = process.run(make_exported, b"left behind")
+    handles = [import_file(driver, file) for _ in range(2)]
+    os.close(file)
+    process.kill()
+    assert driver.cuMemRelease(handles[0]) == SUCCESS
+    address = map_handle(driver, handles[1])
+    assert driver.read(address, 11) == b"left behind"
+    driver.free_mapped(address, handles[1], GRANULE)
+
+
+def test_what_was_imported_is_not_exported(driver: Driver) -> None:
+    handle = create_exportable(driver)
+    file = export(driver, handle)
+    imported = import_file(driver, file)
+    os.close(file)
+    address = map_handle(driver, imported)
+    retained = driver.make("cuMemRetainAllocationHandle", ctypes.c_uint64, address)
+    for one in (imported, retained):
+        assert driver.cuMemExportToShareableHandle(ctypes.c_int(), one, POSIX_FILE, 0) == INVALID_VALUE
+        assert handle_types(driver, one) == 0
+    assert handle_types(driver, handle) == POSIX_FILE
+    assert driver.cuMemRelease(retained) == driver.cuMemRelease(handle) == SUCCESS
+    driver.free_mapped(address, imported, GRANULE)
+
+
+def handle_types(driver: Driver, handle: int) -> int:
+    found = AllocationProperties()
+    assert driver.cuMemGetAllocationPropertiesFromHandle(found, handle) == SUCCESS
+    assert (found.type, found.location.type, found.location.id) == (1, DEVICE, 0)
+    return found.requested_handle_types
+
+
+def test_what_is_no_memory_is_refused(driver: Driver, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(8192))
-    with (tmp_path / "file").open("r+b") as file:
-        assert driver.cuMemImportFromShareableHandle(ctypes.c_uint64(), file.fileno(), POSIX_FILE) != SUCCESS
-    assert driver.cuMemImportFromShareableHandle(ctypes.c_uint64(), 987654, POSIX_FILE) != SUCCESS
+    files = [os.open(tmp_path / "file", os.O_RDWR), os.open("/dev/null", os.O_RDWR), *os.pipe()]
+    for file in [*files, 987654, -1]:
+        assert driver.cuMemImportFromShareableHandle(ctypes.c_uint64(), file, POSIX_FILE) == UNKNOWN
+    for file in files:
+        os.close(file)
