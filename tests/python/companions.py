@@ -44,6 +44,7 @@ class Companion:
 
     def wait_until_ready(self) -> "Companion":
         assert self._process.stdout is not None
+        assert self.has_answered(120), "it does not start"
         assert self._process.stdout.readline() == "ready\n", self.errors()
         return self
 
