@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "model_steps.h"
@@ -86,6 +87,30 @@ TEST(StepMargin, OneStepInPiecesIsLittleReasonForAMarginWhereMemoryHasPages) {
     EXPECT_EQ(checked.follower.margin_bytes() <= most_bytes, has_pages);
     EXPECT_GT(checked.follower.margin_bytes(), most_bytes / 2);
   }
+}
+
+// What lay in pieces in the step that was recorded, without a plan, will do so under the plan.
+TEST(StepMargin, ThePiecesOfTheRecordedStepAreTheFirstMargin) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  StepRules rules = copies_only(record, 70);
+  const uint64_t most_bytes = rules.limits.limit_bytes / 16;
+  for (const uint64_t useless_bytes : {uint64_t{0}, most_bytes / 2, 3 * most_bytes}) {
+    for (const bool has_pages : {false, true}) {
+      rules.limits.has_pages = has_pages;
+      const KnownStep known(record, rules, useless_bytes);
+      EXPECT_EQ(known.margin_bytes(), has_pages ? std::min(useless_bytes, most_bytes) : 0u);
+    }
+  }
+  rules.limits.has_pages = true;
+  StepFollower follower;
+  follower.fell_short(0, most_bytes);  // before anything was saved, it says nothing of plans
+  const uint64_t storage = follower.saved({.key = 1, .size_bytes = most_bytes}, most_bytes, 0);
+  follower.fell_short(0, most_bytes / 2);
+  follower.wanted(storage, most_bytes, 1);
+  follower.dropped(storage);
+  follower.fell_short(0, most_bytes);  // nor when all is gone
+  follower.end_step(rules);
+  EXPECT_EQ(follower.margin_bytes(), most_bytes / 2);
 }
 
 TEST(StepMargin, ADemandThatChangesNoPlanExplainsNoShortage) {
