@@ -19,7 +19,7 @@ from companions import Companion
 pytestmark = pytest.mark.sim_only
 
 SEED = 1  # of what is done; when it happens depends on the machine
-WALK_SECONDS = 8
+WALK_SECONDS = 6
 LATE_SECONDS = 3  # of a resume that has room, or whose timeout has passed
 CAPACITY, TAGS = 64, 3
 SIZES = (10, 12, 14, 16)  # MiB: torch rounds none, and one process alone never fills the device
