@@ -190,7 +190,7 @@ def set_wait(key: object, wait: Wait) -> None:
 
 def end_wait(key: object) -> None:
     """Can be called again."""
-    if _waits.pop(key, None) is not None or _joined is not None:
+    if _waits.pop(key, None) is not None or (_told is not None and _told.waits):
         tell()
 
 
