@@ -345,9 +345,11 @@ def within(lms: Any, lms_extension: Any) -> Any:
 
 
 @pytest.fixture
-def second_runs(lms_extension: Any, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def second_runs(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """A list that gets an entry for each second run."""
+    from ebbtide.lms.calls import Blocks
+
     runs: list[None] = []
-    plain = lms_extension.note_demand
-    monkeypatch.setattr(lms_extension, "note_demand", lambda: (runs.append(None), plain()))
+    plain = Blocks._second_run
+    monkeypatch.setattr(Blocks, "_second_run", lambda *arguments: (runs.append(None), plain(*arguments))[1])
     return runs

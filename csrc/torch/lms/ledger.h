@@ -113,8 +113,6 @@ class Ledger {
   };
   uint32_t enter_call();
   void leave_call() noexcept;
-  // The device holds more now than the samples at saves and wants show: a call has been recomputed.
-  void note_demand() noexcept;
   // Of a module: whether it can't be recomputed, after all.
   void forbid_recomputation(uint64_t module, bool is_forbidden);
   // may_evict: plans may; if not, nothing leaves but where an allocation would fail otherwise. may_rest: steps may go

@@ -81,17 +81,6 @@ void Ledger::leave_call() noexcept {
   }
 }
 
-void Ledger::note_demand() noexcept {
-  try {
-    const c10::Device device = device_now();
-    const uint64_t used_bytes = side_of(device).used_bytes(device);
-    const Lock lock(mutex_);
-    steps_[device.index()].follower.missed(demand_bytes(used_bytes));
-  } catch (const std::exception&) {
-    // It is found out later, by a shortage.
-  }
-}
-
 void Ledger::note_taken(c10::Device device, uint64_t size_bytes) noexcept {
   if (size_bytes < rules().min_bytes.load(std::memory_order_relaxed) || is_resting()) return;
   try {

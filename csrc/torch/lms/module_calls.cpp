@@ -226,7 +226,6 @@ void add_calls(py::module_& module) {
         return number > 0 && number <= names.size() ? *names[number - 1] : "";
       },
       py::arg("number"), "The name of its class.");
-  module.def("note_demand", [=] { ledger().note_demand(); }, "A call has been recomputed: what the device holds now.");
   module.def(
       "forbid_recomputation",
       [=](uint64_t module_id, bool is_forbidden) { ledger().forbid_recomputation(module_id, is_forbidden); },

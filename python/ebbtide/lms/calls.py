@@ -324,11 +324,8 @@ class Blocks:
             self._refuse_kind(kind, module, _KEPT_GRAPH)
         is_profiled = find("_C._autograd._profiler_enabled")()
         name = f"ebbtide::recompute {type(module).__name__}"
-        try:
-            with record_function(name) if is_profiled else contextlib.nullcontext():
-                yield
-        finally:  # torch ends a second run by an exception, as soon as all that backward wants is there
-            self._extension.note_demand()
+        with record_function(name) if is_profiled else contextlib.nullcontext():
+            yield
 
     def _try(self, kind: Any, call: Any, module: Any, arguments: Any, options: Any) -> Any:
         # Without the arguments themselves: a cache among them gets tensors that depend on this call, and its hook.
