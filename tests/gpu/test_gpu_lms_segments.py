@@ -84,18 +84,11 @@ def test_blocks_of_many_sizes_hold_the_limit(trial):
             losses.append(loss.item())
         return losses
 
-    class Counted(Held):  # by the driver, without the context and what it loads
-        def _look(self):
-            free, total = torch.cuda.mem_get_info()
-            self.most_bytes = max(self.most_bytes, total - free - other)
-
     plain = train(6)
     needed = torch.cuda.max_memory_allocated()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    other = total - free - torch.cuda.memory_reserved()
     limit = int(0.7 * needed)
-    with lms.enable(limit=limit, min_size=SMALL), Counted() as held:
+    with lms.enable(limit=limit, min_size=SMALL), HeldByDriver() as held:
         assert train(6) == plain
         numbers = lms.stats()
         before = lms.stats()

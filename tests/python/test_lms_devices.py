@@ -233,7 +233,37 @@ def test_what_a_trim_released_is_no_part_of_a_demand(gpu, device, saver, tag, mo
     info = saver.tags()[tag]
     released = info.size_bytes - info.resident_bytes
     assert released >= 16 * MIB and kept.nbytes <= info.resident_bytes
-    assert told[-1] == (0, before[1] + released, before[2] + released)
+    assert told[-1] == (0, before[1] + released, before[2] + released, False)
     saver.demote(tag)
     device.balance()
-    assert told[-1] == (0, before[1] + info.size_bytes, before[2] + released)
+    assert told[-1] == (0, before[1] + info.size_bytes, before[2] + released, False)
+
+
+def test_where_torchs_limit_does_not_hold_lms_is_told_to_look_itself(gpu, device, saver, tag, monkeypatch):
+    """It is at most the device, though torch counts what tags have on the host; it is lifted while states are made; and
+    a flush may take memory away for which it was raised."""
+    told = []
+    monkeypatch.setattr(devices.torch_extension.load("_lms"), "set_cuda_away", lambda *given: told.append(given[-1]))
+    with saver.region(tag):
+        kept = torch.ones(64 * MIB, dtype=torch.uint8)
+    device.set_limit(TOTAL - 32 * MIB)
+    assert not told[-1]
+    saver.demote(tag)
+    device.balance()
+    assert told[-1] and gpu.fraction == 1.0
+    flushes = gpu.flushes
+    assert device.give_back() and gpu.flushes == flushes + 1
+    gpu.is_capturing = True
+    assert not device.give_back()
+    gpu.is_capturing = False
+    device.set_limit(256 * MIB)
+    with device.making(trims=False):
+        assert told[-1]
+    assert not told[-1]
+    with monkeypatch.context() as pools:
+        pools.setattr(devices.registry, "dissolved", lambda: ["a pool"])
+        device.balance()
+        assert told[-1]
+    device.set_limit(256 * MIB, is_whole=True)
+    assert not told[-1] and not device.give_back()
+    del kept

@@ -33,8 +33,13 @@ uint64_t reclaim_on_gpu(c10::Device device, uint64_t wanted_bytes, bool is_first
   return Ledger::instance().reclaim(device, wanted_bytes, is_first);
 }
 
-// `CudaDevice.balance`, while a GPU's tensors are followed. It may be wanted in a thread that has an error set.
+// `CudaDevice.balance` and `give_back`, while a GPU's tensors are followed. They may be wanted in a thread that has an
+// error set.
 py::object& balance_function() {
+  static py::object& function = *new py::object();
+  return function;
+}
+py::object& give_back_function() {
   static py::object& function = *new py::object();
   return function;
 }
@@ -48,12 +53,12 @@ void discard(py::error_already_set& error) {
   }
 }
 
-bool balance() noexcept {
+bool call(const py::object& (*find)()) noexcept {
   if (Py_IsInitialized() == 0) return false;
   try {
     const py::gil_scoped_acquire gil;
     const py::error_scope kept;
-    const py::object function = balance_function();
+    const py::object function = find();
     if (!function) return false;
     try {
       return function().cast<bool>();
@@ -64,6 +69,14 @@ bool balance() noexcept {
     // The limits stay as they were.
   }
   return false;
+}
+
+bool balance() noexcept {
+  return call([]() -> const py::object& { return balance_function(); });
+}
+
+bool give_back() noexcept {
+  return call([]() -> const py::object& { return give_back_function(); });
 }
 
 // What Python has found out, for errors.
@@ -163,20 +176,23 @@ void add_allocator_hooks(py::module_& module) {
       "The addresses that `_torch.lms_functions` returns.");
   module.def(
       "follow_cuda",
-      [](py::object function) {
-        balance_function() = std::move(function);
-        follow_cuda_allocations({&reclaim_on_gpu, &overflow, &balance, &explain});
+      [](py::object balance_with, py::object give_back_with) {
+        balance_function() = std::move(balance_with);
+        give_back_function() = std::move(give_back_with);
+        follow_cuda_allocations({&reclaim_on_gpu, &overflow, &balance, &give_back, &explain});
         rules().device_type.store(c10::DeviceType::CUDA);
       },
-      py::arg("balance"),
+      py::arg("balance"), py::arg("give_back"),
       "From now on tensors on GPUs are meant, for the rest of the process, and torch's allocator asks before it "
       "fails.");
   module.def("leave_cuda", [] {
     leave_cuda_allocations();
     balance_function() = py::object();
+    give_back_function() = py::object();
   });
   module.def("set_cuda_limit", &set_cuda_limit, py::arg("device"), py::arg("limit_bytes"));
-  module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"), py::arg("unused_bytes"));
+  module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"), py::arg("unused_bytes"),
+             py::arg("may_exceed"));
   module.def(
       "reclaim_functions",
       [] {

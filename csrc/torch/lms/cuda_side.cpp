@@ -24,6 +24,9 @@ namespace {
 constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
+constexpr uint64_t kPageBytes = uint64_t{20} << 20;  // by which torch may exceed a limit: it maps so much at once
+constexpr size_t kWatchedBytes = size_t{1} << 20;    // smaller allocations share segments
+constexpr uint64_t kToleratedPart = 64;              // of a limit, a part in so many may be exceeded for a moment
 
 // While one lives, LMS allocates for itself in this thread.
 struct OwnAllocation {
@@ -36,9 +39,11 @@ struct OwnAllocation {
 thread_local bool OwnAllocation::is_open = false;
 
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{}, elsewhere{};
+std::array<std::atomic<bool>, kMostDevices> is_unsure{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
+std::atomic<decltype(CudaHooks::give_back)> give_back_hook{nullptr};
 std::atomic<decltype(CudaHooks::explain)> explain_hook{nullptr};
 
 const c10::impl::DeviceGuardImplInterface& guard_impl() { return *c10::impl::getDeviceGuardImpl(kCuda); }
@@ -137,6 +142,68 @@ bool has_found_room(size_t size_bytes, bool is_first) {
   return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes, is_first) > 0;
 }
 
+// torch counts what tags have on the host, and takes no limit above the size of the device. And memory of tags on the
+// host, for which its limit was raised, may go in a flush inside of an allocation. There torch's limit does not hold,
+// and ours is kept here: small allocations, which are served from what torch has cached more often than not, are looked
+// at afterwards, and what is too much goes back.
+struct Holdings {
+  explicit Holdings(c10::Device device)
+      : held_bytes(cuda_side().held_bytes(device)), usage(cuda_side().usage(device)) {}
+  uint64_t held_bytes;
+  DeviceSide::Usage usage;
+};
+
+uint64_t most_bytes(c10::Device device) {
+  const uint64_t limit_bytes = cuda_side().limit_bytes(device);
+  return limit_bytes + std::min(kPageBytes, UINT64_MAX - limit_bytes);
+}
+
+// Before: whether torch has to take too much from the driver, or may have to take much too much.
+bool would_exceed(c10::Device device, size_t size_bytes, const Holdings& now) {
+  const uint64_t limit_bytes = most_bytes(device);
+  const uint64_t cached_bytes = now.held_bytes - std::min(now.held_bytes, now.usage.bytes);
+  return now.held_bytes + size_bytes > limit_bytes &&
+         (cached_bytes < size_bytes || size_bytes > limit_bytes / kToleratedPart);
+}
+
+bool exceeds(c10::Device device, const Holdings& before) {
+  const Holdings now(device);
+  if (now.held_bytes <= before.held_bytes && now.usage.flushes == before.usage.flushes) return false;
+  cuda_side().balance();
+  return cuda_side().held_bytes(device) > most_bytes(device);
+}
+
+// Whether the thread's memory is that of a tag, which goes to the host where the device has no room.
+bool is_in_region() {
+  ebbtide_thread_policy policy = EBBTIDE_THREAD_POLICY_INIT;
+  return ebbtide_get_thread_policy(&policy, nullptr) == EBBTIDE_OK && policy.tagging == EBBTIDE_TAGGING_ON;
+}
+
+[[noreturn]] void refuse(size_t size_bytes) {
+  throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                              "CUDA out of memory. Tried to allocate " + std::to_string(size_bytes >> 20) +
+                                  " MiB within the limit of ebbtide.lms. ");
+}
+
+c10::DataPtr allocate_within_limit(c10::Allocator* self, size_t size_bytes) {
+  const auto former = former_allocate.load();
+  const auto give_back = give_back_hook.load();
+  const c10::Device device = guard_impl().getDevice();
+  if (give_back == nullptr || size_bytes < kWatchedBytes || !is_unsure.at(device.index()).load() || is_in_region())
+    return former(self, size_bytes);
+  Holdings before(device);
+  if (would_exceed(device, size_bytes, before)) {
+    if (!give_back()) return former(self, size_bytes);
+    before = Holdings(device);
+    if (before.held_bytes + size_bytes > most_bytes(device)) refuse(size_bytes);
+  }
+  c10::DataPtr data = former(self, size_bytes);
+  if (!exceeds(device, before)) return data;
+  data.clear();
+  if (!give_back()) return former(self, size_bytes);
+  refuse(size_bytes);
+}
+
 struct NoRoomAheadOfNeed final : std::exception {
   const char* what() const noexcept override { return "memory that is wanted later has no room yet"; }
 };
@@ -148,7 +215,7 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   bool could_reclaim = reclaim_hook.load() != nullptr;
   for (bool is_first = true;; is_first = false) {
     try {
-      c10::DataPtr data = former_allocate.load()(self, size_bytes);
+      c10::DataPtr data = allocate_within_limit(self, size_bytes);
       if (could_reclaim && !OwnAllocation::is_open) Ledger::instance().note_taken(guard_impl().getDevice(), size_bytes);
       return data;
     } catch (c10::OutOfMemoryError& error) {
@@ -180,6 +247,7 @@ void follow_cuda_allocations(const CudaHooks& hooks) {
   reclaim_hook.store(hooks.reclaim);
   overflow_hook.store(hooks.overflow);
   balance_hook.store(hooks.balance);
+  give_back_hook.store(hooks.give_back);
   explain_hook.store(hooks.explain);
   if (entry.get() == &allocate_or_reclaim) return;
   former_allocate.store(entry.get());
@@ -192,11 +260,13 @@ void leave_cuda_allocations() {
   reclaim_hook.store(nullptr);
   overflow_hook.store(nullptr);
   balance_hook.store(nullptr);
+  give_back_hook.store(nullptr);
   explain_hook.store(nullptr);
 }
 
 void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<size_t>(device)).store(limit_bytes); }
-void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes) {
+void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes, bool may_exceed) {
+  is_unsure.at(static_cast<size_t>(device)).store(may_exceed);
   away.at(static_cast<size_t>(device)).store(away_bytes);
   elsewhere.at(static_cast<size_t>(device)).store(away_bytes - std::min(away_bytes, unused_bytes));
 }

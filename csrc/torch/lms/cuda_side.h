@@ -20,6 +20,8 @@ struct CudaHooks {
   bool (*overflow)(size_t size_bytes, c10::DataPtr* data);
   // Fits the limits of torch and of ebbtide to what has moved. Whether torch may hold more than before.
   bool (*balance)() noexcept;
+  // Gives back what torch caches; false: not now, or the limit is the device's own.
+  bool (*give_back)() noexcept;
   // Why nothing more could leave; "" where that is unknown.
   std::string (*explain)();
 };
@@ -30,7 +32,8 @@ void leave_cuda_allocations();
 // The most device memory that torch and ebbtide may hold on a device.
 void set_cuda_limit(int device, uint64_t limit_bytes);
 // Of what torch's allocator holds there, how much is not on the device: tags' memory on the host, paused, or released
-// by a trim since no tensor uses it. The latter, which is no part of any demand, is unused_bytes.
-void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes);
+// by a trim since no tensor uses it. The latter, which is no part of any demand, is unused_bytes. may_exceed: torch's
+// own limit does not keep torch from exceeding the limit.
+void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes, bool may_exceed);
 
 }  // namespace ebbtide::lms

@@ -150,7 +150,7 @@ class CudaDevice:
         self._lock = make_lock()  # one `balance` at a time
 
     def attach(self, extension: Any) -> None:
-        extension.follow_cuda(self.balance)
+        extension.follow_cuda(self.balance, self.give_back)
         _core.leave_torch_to_lms(True)
         expandable_segments.prefer()
 
@@ -205,7 +205,7 @@ class CudaDevice:
             if device in self._fractions:
                 _limit_torch(device, self._fractions.pop(device))
             extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
-            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes)
+            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, False)
 
     def allowed_bytes(self) -> int:
         if self._allowed is not None:
@@ -230,15 +230,17 @@ class CudaDevice:
         for device, memory in _memories().items():
             self._peak_bytes = max(self._peak_bytes, memory.held_bytes)
             self._was_away |= memory.away_bytes > 0
-            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes)
             if allowed is None or self._is_whole:
+                extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, False)
                 extension.set_cuda_limit(device, allowed or memory.total_bytes)
                 continue
             extension.set_cuda_limit(device, allowed)
             before = self._fractions.setdefault(device, _limit_of_torch(device))
-            fraction = min(before, (allowed + memory.away_bytes) / memory.total_bytes)
-            if len(self._makings) > 0:
+            fraction = (allowed + memory.away_bytes) / memory.total_bytes
+            if len(self._makings) > 0 or fraction > before:
                 fraction = before
+            may_exceed = fraction == before or bool(registry.dissolved())
+            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, may_exceed)
             has_risen |= fraction > _limit_of_torch(device)
             _limit_torch(device, fraction)
             rooms.append(max(0, allowed - memory.ordinary_bytes))
@@ -253,6 +255,13 @@ class CudaDevice:
             with disabled():  # while a pool is open, torch empties that one only
                 torch.cuda.empty_cache()
         self.balance()
+
+    def give_back(self) -> bool:
+        """What is cached, where more is held than the limit. False: a graph is captured, or the device is the limit."""
+        if self._is_whole or captures.is_capturing():
+            return False
+        self.trim()
+        return True
 
     def is_ordinary(self, tensor: Any) -> bool:
         if not tensor.is_cuda:

@@ -66,6 +66,23 @@ class Held:
         self._thread.join()
 
 
+class HeldByDriver(Held):
+    """The same as the driver counts it, without what it held for others, and for kernels and contexts, at the start."""
+
+    def __enter__(self) -> "HeldByDriver":
+        self._others = self._used() - torch.cuda.memory_reserved()
+        super().__enter__()
+        return self
+
+    @staticmethod
+    def _used() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def _look(self) -> None:
+        self.most_bytes = max(self.most_bytes, self._used() - self._others)
+
+
 def trains_within(share: float, **shape: int) -> dict[str, int | float]:
     """Trains without LMS, and within that part of the memory, with the same losses. Returns LMS's numbers."""
     plain, needed = measured(**shape)
