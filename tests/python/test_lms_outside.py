@@ -84,7 +84,7 @@ def test_states_whose_checkpoint_is_gone_are_moved(lms, checkpoint):
 
 def test_states_that_stay_are_named_by_the_error_and_by_the_report(lms, checkpoint):
     path, _ = checkpoint
-    with lms.enable(limit="1GiB", min_size=SMALL):
+    with lms.enable(limit="1GiB", min_size=SMALL, overflow=False):
         model, optimizer, loaded = load(path)
         train(model, optimizer, steps=1)
         with pytest.raises(torch.OutOfMemoryError) as failed:
@@ -164,7 +164,7 @@ def test_parameters_inherit_no_verdict_of_others_that_are_gone(lms):
 
 
 def test_a_model_that_is_compiled_as_a_whole_is_named_and_its_blocks_are_not(lms):
-    with lms.enable(limit="1GiB", min_size=SMALL):
+    with lms.enable(limit="1GiB", min_size=SMALL, overflow=False):
         blocks = make_model()
         for index, block in enumerate(blocks):
             blocks[index] = torch.compile(block, backend="eager")

@@ -1,4 +1,4 @@
-"""`ebbtide.lms.enable(overflow=True)`: where nothing can leave any more, new memory lies on the host."""
+"""The last resort of `ebbtide.lms.enable`: where nothing can leave any more, new memory lies on the host."""
 
 import contextlib
 import gc
@@ -32,7 +32,7 @@ def overflowed(tensor):
 
 
 def test_what_the_program_holds_may_exceed_the_limit(lms):
-    with lms.enable(limit="40MiB", overflow=True):
+    with lms.enable(limit="40MiB"):
         held = [torch.full((1024, 1024), float(number)) for number in range(30)]
         assert [each.sum().item() for each in held] == [number * MIB for number in range(30)]
         assert [each for each in held if overflowed(each)] == held[-sum(map(overflowed, held)) :], "the last ones"
@@ -47,13 +47,13 @@ def test_what_the_program_holds_may_exceed_the_limit(lms):
 
 
 def test_it_is_an_error_without(lms):
-    with lms.enable(limit="40MiB"), pytest.raises(torch.OutOfMemoryError):
+    with lms.enable(limit="40MiB", overflow=False), pytest.raises(torch.OutOfMemoryError):
         [torch.empty(1024, 1024) for _ in range(30)]
 
 
 def test_what_can_leave_leaves_before(lms):
     plain, needed = train_plainly(steps=4), peak_of_training()
-    with lms.enable(limit=int(0.6 * needed), min_size=SMALL, overflow=True):
+    with lms.enable(limit=int(0.6 * needed), min_size=SMALL):
         assert train(steps=4) == plain
         assert lms.stats()["evictions"] > 0 and lms.stats()["peak_overflow_bytes"] == 0
 
@@ -62,14 +62,14 @@ def test_what_can_leave_leaves_before(lms):
 def test_losses_are_equal_in_less_than_one_operation_needs(lms, mebibytes):
     shape = {"steps": 4, "depth": 4, "width": 128, "batch": 4096}
     plain = train_plainly(**shape)
-    with lms.enable(limit=f"{mebibytes}MiB", min_size=SMALL, overflow=True):
+    with lms.enable(limit=f"{mebibytes}MiB", min_size=SMALL):
         assert train(**shape) == plain
         assert lms.stats()["peak_overflow_bytes"] > 0
         assert lms.stats()["peak_device_bytes"] <= mebibytes * MIB
 
 
 def test_tensors_live_on_after_it_is_off(lms):
-    with lms.enable(limit="8MiB", overflow=True):
+    with lms.enable(limit="8MiB"):
         held = torch.arange(4 * MIB)
         assert overflowed(held)
     assert torch.equal(held, torch.arange(4 * MIB))
@@ -78,7 +78,7 @@ def test_tensors_live_on_after_it_is_off(lms):
 
 
 def test_a_saved_tensor_there_stays_there(lms):
-    with lms.enable(limit="8MiB", min_size=SMALL, overflow=True):
+    with lms.enable(limit="8MiB", min_size=SMALL):
         given = torch.full((2 * MIB,), 2.0, requires_grad=True)
         result = given.exp()
         assert overflowed(result) and lms.stats()["evictions"] == 0
@@ -87,12 +87,12 @@ def test_a_saved_tensor_there_stays_there(lms):
 
 
 def test_inside_a_region_memory_gets_its_tag_or_an_error(lms, saver, tag):
-    with lms.enable(limit="8MiB", overflow=True), saver.region(tag), pytest.raises(torch.OutOfMemoryError):
+    with lms.enable(limit="8MiB"), saver.region(tag), pytest.raises(torch.OutOfMemoryError):
         torch.empty(16 * MIB)
 
 
 def test_no_room_on_the_host_either(lms):
-    with lms.enable(limit="8MiB", host_limit="128MiB", overflow=True):  # the ring for copies may have 64 MiB of it
+    with lms.enable(limit="8MiB", host_limit="128MiB"):  # the ring for copies may have 64 MiB of it
         for _ in range(2):
             with pytest.raises(torch.OutOfMemoryError, match="host_limit") as failed:
                 torch.empty(64 * MIB)
@@ -101,7 +101,7 @@ def test_no_room_on_the_host_either(lms):
 
 
 def test_many_small_tensors_share_memory(lms):
-    with lms.enable(limit="4MiB", host_limit="128MiB", overflow=True):
+    with lms.enable(limit="4MiB", host_limit="128MiB"):
         held = [torch.full((1024, 1024), 1.0)]
         held += [torch.full((4,), float(number)) for number in range(500)]
         assert overflowed(held[-1]) and [each[0].item() for each in held[1:]] == list(range(500))
@@ -112,7 +112,7 @@ def test_threads_that_find_no_room_at_once(lms):
     def work(number):
         return [torch.full((1024, 256), float(number + turn)).sum().item() / MIB * 4 for turn in range(20)]
 
-    with lms.enable(limit="3MiB", overflow=True), ThreadPoolExecutor(4) as pool:
+    with lms.enable(limit="3MiB"), ThreadPoolExecutor(4) as pool:
         held = torch.empty(1024, 768)
         found = list(pool.map(work, range(4)))
         assert found == [[number + turn for turn in range(20)] for number in range(4)] and held.numel()
@@ -135,7 +135,7 @@ def test_weights_and_states_made_there_come_back_under_a_higher_limit(lms):
         return losses, model, optimizer
 
     plain, *_ = run()
-    with lms.enable(limit="3MiB", min_size=SMALL, overflow=True):
+    with lms.enable(limit="3MiB", min_size=SMALL):
         losses, model, optimizer = run(lambda: setattr(lms, "limit", "1GiB"))
         assert losses == plain
         tensors = [*model.parameters(), *(each for state in optimizer.state.values() for each in state.values())]
@@ -147,7 +147,7 @@ def test_an_interrupt_in_it_is_not_lost(lms):
         raise KeyboardInterrupt
 
     extension = torch_extension.load("_lms")
-    with lms.enable(limit="8MiB", overflow=True):
+    with lms.enable(limit="8MiB"):
         extension.set_overflow(interrupted)
         came = False
         try:
@@ -166,7 +166,7 @@ def test_a_forked_child_drops_them(run_python):
         import gc, os
         import torch
         import ebbtide
-        ebbtide.lms.enable(limit="8MiB", overflow=True)
+        ebbtide.lms.enable(limit="8MiB")
         held = [torch.ones(1024, 1024) for _ in range(4)]
         if (pid := os.fork()) == 0:
             del held
@@ -182,7 +182,7 @@ def test_a_forked_child_drops_them(run_python):
 def test_what_else_it_may_be(lms):
     with pytest.raises(TypeError, match="overflow must be True or False"):
         lms.enable(limit="1GiB", overflow="split")
-    with lms.enable(limit="40MiB", overflow=True):
-        with lms.enable(limit="40MiB"), pytest.raises(torch.OutOfMemoryError):
+    with lms.enable(limit="40MiB"):
+        with lms.enable(limit="40MiB", overflow=False), pytest.raises(torch.OutOfMemoryError):
             torch.empty(64 * MIB)
         assert overflowed(torch.empty(64 * MIB)), "as before the inner `with`"

@@ -55,8 +55,7 @@ def test_a_shortage_where_nothing_is_saved_ends_the_rest_at_once(within, lms_ext
     with within(lms_models.gpt):
         run(lms_models.gpt(depth=1), SETTLED)
         assert lms_extension.is_resting()
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(1 << 30, dtype=torch.uint8)
+        torch.empty(1 << 30, dtype=torch.uint8)  # lies on the host
         assert not lms_extension.is_resting()
 
 

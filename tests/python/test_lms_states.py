@@ -84,7 +84,7 @@ def test_states_leave_on_demand_then_ahead_and_come_back(lms):
 
 
 def test_with_states_and_weights_pinned_to_the_device_memory_runs_out(lms):
-    with lms.enable(limit=FOR_GROWING, min_size=SMALL):
+    with lms.enable(limit=FOR_GROWING, min_size=SMALL, overflow=False):
         training = Training()
         with pinned():
             training.step()

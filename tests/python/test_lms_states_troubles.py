@@ -204,7 +204,7 @@ def test_copies_that_fail_in_training(lms):
     """The allocation that demanded them fails, and nothing is lost."""
     plain = run_plainly(GROWING)
     sim = Sim()
-    with lms.enable(limit=FOR_GROWING, min_size=SMALL):
+    with lms.enable(limit=FOR_GROWING, min_size=SMALL, overflow=False):
         training, losses = Training(), []
         for batch in GROWING[:2]:
             losses.append(training.step(batch))

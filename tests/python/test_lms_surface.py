@@ -109,7 +109,7 @@ def test_a_limit_of_the_user_stays(lms, saver):
 
 
 def test_the_lower_one_of_both_limits_holds_and_is_named(lms, saver):
-    lms.enable(limit="24MiB")
+    lms.enable(limit="24MiB", overflow=False)
     saver.configure(device_limit="512MiB")  # does not lift the other one
     assert saver.settings()["device_limit"] == 512 * MIB
     assert (lms.limit, _core.query_device(0).limit_bytes) == (24 * MIB, 24 * MIB)

@@ -30,7 +30,7 @@ class _Given(NamedTuple):
     host_limit: int | None = None
     recompute: calls.Rule = "auto"
     evict: calls.Rule = True
-    overflow: bool = False
+    overflow: bool = True
     plan: calls.Plan | None = None
 
 
@@ -86,7 +86,7 @@ def enable(
     host_limit: str | int | None = None,
     recompute: calls.Rule = "auto",
     evict: calls.Rule = True,
-    overflow: bool = False,
+    overflow: bool = True,
     plan: str | os.PathLike[str] | None = None,
 ) -> Enabled:
     """Turns large model support on, in all threads. If it is on, the call changes the settings.
@@ -106,8 +106,9 @@ def enable(
         evict: of which modules what they save for backward may leave. True: of all. False: of none. A function: of
             those for which it returns True, and that lie in no other for which it does not. The rest leaves only where
             an allocation would fail otherwise, as in the first steps, which have no plan.
-        overflow: where nothing can leave any more, what is allocated lies on the host in place of an OutOfMemoryError.
-            The device uses it over the bus, which is slow. Not inside a `saver.region`, and not during a capture.
+        overflow: where nothing can leave any more, what is allocated lies on the host, and is said once to do so. The
+            device uses it over the bus, which is slow. Not inside a `saver.region`, and not during a capture. False: it
+            is an OutOfMemoryError.
         plan: a file of `save_plan`. Steps recompute what it says, and nothing is measured, so that runs decide alike.
 
     Returns:
