@@ -108,6 +108,19 @@ def largest_rows() -> list[Row]:
     return rows
 
 
+def finetune_rows() -> list[Row]:
+    """The goals are those of the H100."""
+    size = Sizes().training.finetune
+    workload = f"fine-tuning {size.layers} layers of Qwen2.5-7B's shape"
+    rows = [Row(f"{workload}, all memory", "plain", "lms_finetune.plain", "step", moves=0)]
+    fsdp = (at_least(1, median("lms_finetune.fsdp", "step", "FSDP2")),)
+    for who, part in (("ebbtide", "ebbtide"), ("ebbtide, step in backward", "in_backward")):
+        rows.append(Row(f"{workload} in {size.limit // 10**9} GB", who, f"lms_finetune.{part}", "step", fsdp, 0))
+    rows.append(Row(f"{workload}, weights and optimizer on the CPU", "FSDP2", "lms_finetune.fsdp", "step", moves=0))
+    rows.append(Row(f"all {size.all_layers} layers", "ebbtide", "lms_finetune.all_layers", "step", moves=0))
+    return rows
+
+
 def weight_rows() -> list[Row]:
     """Each held against its ideal: the weights that are not on the device come over the bus, hidden behind forward."""
     rows = [Row("forward pass", "plain", "lms_weights.plain", "forward", moves=0)]

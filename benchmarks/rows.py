@@ -290,6 +290,7 @@ ROWS = (
     *lms_rows.weight_rows(),
     *lms_rows.largest_rows(),
     *lms_rows.program_rows(),
+    *lms_rows.finetune_rows(),
 )
 
 

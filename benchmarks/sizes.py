@@ -93,6 +93,26 @@ class ImagesSize:
     pixels: int
 
 
+@dataclass(frozen=True)
+class FinetuneSize:
+    """A language model of Qwen2.5's kind: some of its layers, and all of them with a larger batch."""
+
+    hidden: int = 3584
+    feed: int = 18944
+    heads: int = 28
+    key_heads: int = 4
+    vocabulary: int = 152064
+    tokens: int = 1024
+    layers: int = 12
+    batch: int = 8
+    limit: int = 40_000_000_000
+    all_layers: int = 28
+    large_batch: int = 16
+    all_layers_limit: int = 74_000_000_000
+    first_steps: int = 6
+    steps: int = 6
+
+
 def _library_programs() -> dict[str, Arguments]:
     """Models that other people wrote (library_programs.py)."""
 
@@ -181,6 +201,7 @@ class TrainingSize:
     )
     program_shares: tuple[int, ...] = (85, 70, 50)
     strides: tuple[int, ...] = (1, 2, 3, 4)
+    finetune: FinetuneSize = FinetuneSize()
 
 
 SMALL_TRAINING = TrainingSize(
@@ -206,6 +227,7 @@ SMALL_TRAINING = TrainingSize(
     },
     program_shares=(70,),
     strides=(1, 2),
+    finetune=FinetuneSize(64, 128, 4, 2, 256, 64, 3, 2, 3 * MIB, 4, 4, 5 * MIB, 2, 2),
 )
 
 
