@@ -60,6 +60,7 @@ _WITH_STATE = (
     "ebbtide.saver.pools.backends",
     "ebbtide.saver.pools.bypass",
     "ebbtide.saver.telling.watch",
+    "ebbtide.saver.operations.safe_points",
     "ebbtide.processes.member",
 )
 

@@ -1,12 +1,32 @@
 """Other processes with the saver, for a test to talk to."""
 
+import contextlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def sharing(name: str, capacity_mib: int) -> Iterator[dict[str, str]]:
+    """The variables of processes that share a simulated device, and a folder of their own."""
+    name = f"{name}-{os.getpid()}"
+    with tempfile.TemporaryDirectory() as path:  # pytest's own are too long for the address of a socket
+        yield {
+            "EBBTIDE_DRIVER": "sim",
+            "EBBTIDE_SIM_SHARED": name,
+            "EBBTIDE_SIM_CAPACITY": f"{capacity_mib}MiB",
+            "EBBTIDE_SHARED": "1",
+            "EBBTIDE_SHARED_FOLDER": f"{path}/place",
+        }
+    Path(f"/dev/shm/ebbtide-sim-{os.geteuid()}-{name}").unlink(missing_ok=True)
+
 
 LOOP = """
 import json, sys, traceback

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from companions import Companion
+from companions import Companion, sharing
 
 pytestmark = pytest.mark.sim_only
 
@@ -22,22 +21,14 @@ CAPACITY = 64
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as path:  # pytest's own are too long for the address of a socket
-        yield Path(path) / "place"
+def variables() -> Iterator[dict[str, str]]:
+    with sharing("processes", CAPACITY) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def variables(place: Path) -> Iterator[dict[str, str]]:
-    name = f"processes-{os.getpid()}"
-    yield {
-        "EBBTIDE_DRIVER": "sim",
-        "EBBTIDE_SIM_SHARED": name,
-        "EBBTIDE_SIM_CAPACITY": f"{CAPACITY}MiB",
-        "EBBTIDE_SHARED": "1",
-        "EBBTIDE_SHARED_FOLDER": str(place),
-    }
-    Path(f"/dev/shm/ebbtide-sim-{os.geteuid()}-{name}").unlink(missing_ok=True)
+def place(variables: dict[str, str]) -> Path:
+    return Path(variables["EBBTIDE_SHARED_FOLDER"])
 
 
 @pytest.fixture(scope="module")

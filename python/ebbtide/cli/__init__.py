@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import click
 
 import ebbtide
-from ebbtide.cli import compiling
+from ebbtide.cli import asks, compiling
 from ebbtide.cli.compat import compat
 from ebbtide.cli.demo import demo
 from ebbtide.cli.doctor import doctor
@@ -112,5 +112,8 @@ def main(context: click.Context, /, **asked: bool) -> None:
 main.add_command(compat)
 main.add_command(demo)
 main.add_command(doctor)
+main.add_command(asks.pause)
 main.add_command(ps)
+main.add_command(asks.resume)
 main.add_command(run)
+main.add_command(asks.trim)

@@ -15,6 +15,7 @@ try:
 except ModuleNotFoundError:  # the package's other name
     from pytorch_lightning import Callback
 
+from ebbtide import saver
 from ebbtide.integrations.resting import RestingCallback
 
 
@@ -58,3 +59,17 @@ class EbbtideCallback(RestingCallback, Callback):
         self._resting.end()
 
     on_test_end = on_predict_end = on_exception = on_validation_end
+
+
+class SafePoints(Callback):
+    """Does what other processes ask for (`ebbtide pause PID`) after each batch, and waits there until what they have
+    paused is back: `saver.safe_point(wait=True)`.
+
+        trainer = Trainer(callbacks=[SafePoints()])
+    """
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """A safe point."""
+        saver.safe_point(wait=True)
+
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = on_train_batch_end

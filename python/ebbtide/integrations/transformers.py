@@ -10,8 +10,9 @@ with rest.phase():      # a phase of yours: generation with another engine, say
 
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import StoppingCriteria, TrainerCallback
 
+from ebbtide import saver
 from ebbtide.integrations.resting import RestingCallback
 
 
@@ -61,3 +62,25 @@ class EbbtideCallback(RestingCallback, TrainerCallback):
         self._resting.end()
 
     on_evaluate = on_predict = on_train_end = on_step_begin
+
+
+class SafePoints(TrainerCallback, StoppingCriteria):
+    """Does what other processes ask for (`ebbtide pause PID`) after each step of a trainer, and after each token of
+    `generate`, and waits there until what they have paused is back: `saver.safe_point(wait=True)`.
+
+        trainer = Trainer(model, callbacks=[SafePoints()])
+        model.generate(**inputs, stopping_criteria=[SafePoints()])
+    """
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A safe point."""
+        saver.safe_point(wait=True)
+
+    on_prediction_step = on_step_end
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        """A safe point. No sequence ends here."""
+        import torch
+
+        saver.safe_point(wait=True)
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 
-VERSION = 1
+VERSION = 2
 LONGEST_TEXT = 1 << 20  # bytes of an entry; a longer one is none
 
 
@@ -36,9 +36,15 @@ class Entry:
     told_at: int = 0  # by the clock of `Wait.since`
     tags: list[TagHolding] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
+    gives_up: list[str] = field(default_factory=list)  # tags that it pauses if another's resume has no room
+    safe_point_at: int = 0  # of the last one, by the same clock; 0: there was none
 
     def held_bytes(self, device: str) -> int:
         return sum(holding.resident_bytes for holding in self.tags if holding.device == device)
+
+    def offered_bytes(self, device: str) -> int:
+        """What it would give up there."""
+        return sum(each.resident_bytes for each in self.tags if each.device == device and each.tag in self.gives_up)
 
     def to_text(self) -> str:
         return json.dumps({"version": VERSION, **asdict(self)})
@@ -59,8 +65,10 @@ def read_entry(name: str, text: bytes) -> Entry | None:
 
 
 def _has_right_types(entry: Entry) -> bool:
-    texts: list[object] = [entry.program]
-    numbers: list[object] = [entry.pid, entry.told_at]
+    if not isinstance(entry.gives_up, list):
+        return False
+    texts: list[object] = [entry.program, *entry.gives_up]
+    numbers: list[object] = [entry.pid, entry.told_at, entry.safe_point_at]
     for holding in entry.tags:
         texts += [holding.device, holding.tag]
         numbers += [holding.resident_bytes, holding.stored_bytes]

@@ -24,7 +24,7 @@ _ENDINGS = (".sock", ".json.new", ".json", ".lock")  # in this order they are re
 _NAME = re.compile(r"\d+-[0-9a-f]{8}")  # of an entry: the PID, and random digits
 _own_names: set[str] = set()  # of this process, also of those that it has left
 _ANSWER_SECONDS = 0.2
-ROOM, ASK = b"!", b"?"  # there may be room; tell what you hold
+ROOM, ASK, ASKED = b"!", b"?", b"*"  # there may be room; tell what you hold; there is a request
 _LONGEST_PATH = 107  # bytes of a socket's address
 
 
@@ -68,7 +68,7 @@ class Folder:
             if not _is_locked(lock):
                 self.remove(name)
                 continue
-            text = _read(self.place / f"{name}.json")
+            text = read(self.place / f"{name}.json")
             entry = None if text is None else read_entry(name, text)
             if entry is not None:
                 found.append(entry)
@@ -87,9 +87,11 @@ class Folder:
             time.sleep(_ANSWER_SECONDS / 50)
 
     def remove(self, name: str) -> None:
-        for ending in _ENDINGS:
+        """With the requests to it."""
+        last = [self.place / (name + ending) for ending in _ENDINGS]
+        for file in [*sorted(set(self.place.glob(f"{name}.*")) - set(last)), *last]:
             with contextlib.suppress(OSError):
-                (self.place / (name + ending)).unlink()
+                file.unlink()
 
     def write(self, entry: Entry) -> None:
         """Replaces the entry: a reader sees the old one or the new one."""
@@ -157,13 +159,15 @@ def _is_locked(lock: Path) -> bool:
         os.close(file)
 
 
-def _read(file: Path) -> bytes | None:
+def read(file: Path) -> bytes | None:
+    """None: it is gone, too long, or no plain file of this user's."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as reader:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             return None
         text = reader.read(LONGEST_TEXT + 1)
     return text if len(text) <= LONGEST_TEXT else None

@@ -12,6 +12,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from ebbtide import _core, settings
 from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock, make_signal
-from ebbtide.processes import folder
+from ebbtide.processes import folder, requests
 from ebbtide.processes.entries import Entry, TagHolding, Wait
 from ebbtide.stderr import say
 
@@ -28,17 +29,22 @@ _MOST_HOLDINGS = 1000
 _THREADS_OF_ONE_PROGRAM = 2  # the one that waits, and ours
 
 _lock = make_lock()
+after_joining_by_variable: list[Callable[[], object]] = []
 
 
 class _Joined(NamedTuple):
     files: folder.Membership
     room: Any  # a signal: another process may have made some
+    asked: Any  # a signal: there may be a request
 
 
 _joined: _Joined | None = None
 _is_wanted: bool | None = None  # None: as the variable says
 _waits: dict[object, Wait] = {}
 _told: Entry | None = None
+_gives_up: list[str] = []
+_safe_point_at = 0
+_has_requests = False
 
 
 def configure(is_wanted: bool) -> None:
@@ -53,12 +59,18 @@ def configure(is_wanted: bool) -> None:
 
 def is_shared() -> bool:
     """Whether this process has joined, or will at its first region."""
-    return _joined is not None or (_is_wanted is None and settings.read_or_fallback("shared", os.environ) == "1")
+    return _joined is not None or (_is_wanted is None and _says_variable())
+
+
+def _says_variable() -> bool:
+    return settings.read_or_fallback("shared", os.environ) == "1"
 
 
 def join_if_wanted() -> None:
     if is_shared():
         _join()
+        for each in after_joining_by_variable if _says_variable() else ():
+            each()
 
 
 def _join() -> None:
@@ -72,7 +84,7 @@ def _join() -> None:
         except StateError as error:
             say(f"other processes can't see this one, and it takes no turns with them: {error}")
             return
-        joined = _Joined(files, make_signal())
+        joined = _Joined(files, make_signal(), make_signal())
         try:
             threading.Thread(target=_answer, args=(joined,), name="ebbtide-processes", daemon=True).start()
         except RuntimeError as error:
@@ -100,10 +112,11 @@ def leave() -> None:
 
 def forget_parent() -> None:
     """In a forked child: the entry is the parent's."""
-    global _joined, _told
+    global _joined, _told, _has_requests
     if _joined is not None:
         _joined.files.close()
     _joined = _told = None
+    _has_requests = False
     _waits.clear()
 
 
@@ -138,6 +151,50 @@ def wait_for_room(seconds: float) -> None:
         joined.room.acquire(timeout=seconds)
 
 
+def has_requests() -> bool:
+    """Whether another may have asked this process for something. Cheap."""
+    return _has_requests
+
+
+def begin_requests() -> Iterator[requests.Request]:
+    """Those to this process, the oldest first. Each is this thread's to do and to answer."""
+    global _has_requests
+    _has_requests = False  # before the look: one that comes now is seen by it, or sets this again
+    while (joined := _joined) is not None and (
+        request := requests.begin_next(joined.files.folder, joined.files.name)
+    ) is not None:
+        yield request
+
+
+def answer(request: requests.Request, found: requests.Answer) -> None:
+    if (joined := _joined) is not None:
+        requests.answer(joined.files.folder, request, found)
+
+
+def wait_for_request(seconds: float) -> None:
+    joined = _joined
+    if joined is None:
+        time.sleep(seconds)
+    else:
+        joined.asked.acquire(timeout=seconds)
+
+
+def note_safe_point() -> None:
+    global _safe_point_at
+    _safe_point_at = time.monotonic_ns()
+
+
+def give_up(tags: list[str]) -> None:
+    """Tells the others that they may ask for these."""
+    global _gives_up
+    _gives_up = tags
+    tell()
+
+
+def gives_up() -> list[str]:
+    return list(_gives_up)
+
+
 def tell(is_asked: bool = False) -> None:
     """Publishes what this process holds and waits for, if that has changed or another asks, and wakes those who wait
     if it is less."""
@@ -150,7 +207,7 @@ def tell(is_asked: bool = False) -> None:
         files = _joined.files
         with contextlib.suppress(Error, OSError):  # a full folder must not fail an operation
             now = _entry(files)
-            if _told is not None and not is_asked and replace(_told, told_at=now.told_at) == now:
+            if _told is not None and not is_asked and _says_the_same(_told, now):
                 return
             files.folder.write(now)
             before, _told = _told, now
@@ -160,7 +217,12 @@ def tell(is_asked: bool = False) -> None:
 
 def _entry(files: folder.Membership) -> Entry:
     waits = [replace(wait, is_alone=is_alone()) for wait in _waits.values()]
-    return Entry(files.name, files.pid, program_name(), time.monotonic_ns(), _holdings(), waits)
+    name, now = program_name(), time.monotonic_ns()
+    return Entry(files.name, files.pid, name, now, _holdings(), waits, gives_up(), _safe_point_at)
+
+
+def _says_the_same(before: Entry, now: Entry) -> bool:
+    return replace(before, told_at=now.told_at, safe_point_at=now.safe_point_at) == now
 
 
 def _names_of_waiting(files: folder.Membership) -> list[str]:
@@ -221,6 +283,16 @@ def _holdings() -> list[TagHolding]:
     return held[:_MOST_HOLDINGS]
 
 
+def _look_for_requests(me: _Joined) -> None:
+    """Each second as well: a word may be lost."""
+    global _has_requests
+    with contextlib.suppress(OSError):
+        if requests.are_there(me.files.folder, me.files.name):
+            _has_requests = True
+            if me.asked.locked():
+                me.asked.release()
+
+
 def _answer(me: _Joined) -> None:
     """The thread of this process."""
     poll = select.poll()
@@ -238,6 +310,7 @@ def _answer(me: _Joined) -> None:
             return
         if folder.ROOM in words and me.room.locked():
             me.room.release()
+        _look_for_requests(me)
         if me.files.is_there():
             tell(is_asked=folder.ASK in words)
         else:

@@ -4,12 +4,14 @@ Each process decides by itself, from what the others tell: of those that could s
 start. One that could not start anyway keeps no other from room.
 """
 
+import os
+import threading
 import time
 from collections.abc import Iterable
 
 from ebbtide import _core
-from ebbtide.errors import OutOfMemoryError
-from ebbtide.processes import member
+from ebbtide.errors import OutOfMemoryError, StateError
+from ebbtide.processes import member, requests
 from ebbtide.processes.entries import Entry, Wait
 from ebbtide.sizes import format_size
 from ebbtide.stderr import say
@@ -17,6 +19,7 @@ from ebbtide.stderr import say
 _SILENT_SECONDS = 3.0
 _LONGEST_NAP_SECONDS = 0.1  # programs that are not ebbtide's wake nobody
 _CHECK_SECONDS = 1.0
+_ASK_SECONDS = 3.0  # another process may be asked for room in its next safe point, if that comes before
 _PATIENCE_SECONDS = 1.0  # with one that could start and does not: it is stopped, or its limits are lower than the room
 
 
@@ -65,6 +68,27 @@ def describe_holders(entries: Iterable[Entry], device: str) -> str:
     return ". ".join(sentences)
 
 
+class Place:
+    """In a `with`: calls of this thread stand where one stood that came at this time, and ask nobody to give up memory:
+    two processes that give up for each other would move it in each step."""
+
+    def __init__(self, since: int) -> None:
+        self._since = since
+
+    def __enter__(self) -> None:
+        _standing.since = self._since
+
+    def __exit__(self, *_: object) -> None:
+        _standing.since = 0
+
+
+class _Standing(threading.local):
+    since = 0  # of the Place that the thread is in
+
+
+_standing = _Standing()
+
+
 class Turn(_core.Scope):
     """The place in the queue of one call, which ends with the block. Where this process has not joined others, it only
     naps."""
@@ -76,12 +100,18 @@ class Turn(_core.Scope):
         self._device = -1  # the ordinal
         self._checked = 0.0
         self._startable: dict[int, float] = {}  # by `since`: when an earlier one was first seen to be startable
+        self._since = _standing.since
+        self._requests: dict[str, requests.Request] = {}  # for room, by the entry that is asked
 
     def _open(self) -> "Turn":
         return self
 
     def _close(self) -> None:
         member.end_wait(self)
+        files = member.files()
+        for request in self._requests.values():
+            if files is not None:
+                requests.withdraw(files.folder, request)
 
     def may_try_first(self) -> bool:
         """Whether the call may try at once: nobody could start now that waits for a device of it. If not, it stands in
@@ -123,6 +153,7 @@ class Turn(_core.Scope):
             self._checked = now
             self._refuse_circle(wait, info, others)
             self._say_once(wait, info, others)
+            self._ask_for_room(wait, info, others)
         earlier = startable_before(wait.since, self._waits_of(others), wait.device, info.free_bytes)
         self._startable = {each.since: self._startable.get(each.since, now) for each in earlier}
         return not any(now - since < _PATIENCE_SECONDS for since in self._startable.values())
@@ -140,14 +171,35 @@ class Turn(_core.Scope):
         return describe_holders(member.others_now(), member.uuid_of(error.device))
 
     def _stand(self, device: int, wanted_bytes: int) -> None:
-        since = time.monotonic_ns() if self._wait is None else self._wait.since
+        self._since = self._since or time.monotonic_ns()
         self._device = device
-        self._wait = Wait(member.uuid_of(device), wanted_bytes, self._tags, since)
+        self._wait = Wait(member.uuid_of(device), wanted_bytes, self._tags, self._since)
         member.set_wait(self, self._wait)
 
     def _waits_of(self, others: list[Entry]) -> list[Wait]:
         """With those of other threads of this process."""
         return [wait for entry in others for wait in entry.waits] + member.waits_here()
+
+    def _ask_for_room(self, wait: Wait, info: "_core.DeviceInfo", others: list[Entry]) -> None:
+        """Of those that offer it, so many as it takes, the largest first; of none where all of it is too little. Each
+        request holds for some seconds, and is renewed as long as this call waits."""
+        files, missing = member.files(), wait.wanted_bytes - info.free_bytes
+        offers = sorted(others, key=lambda entry: -entry.offered_bytes(wait.device))
+        is_enough = missing <= sum(entry.offered_bytes(wait.device) for entry in offers)
+        if files is None or not is_enough or _standing.since:
+            return
+        for entry in offers:
+            if missing <= 0:
+                return
+            missing -= entry.offered_bytes(wait.device)
+            asker, until = f"{member.program_name()} {os.getpid()}", time.monotonic_ns() + int(_ASK_SECONDS * 1e9)
+            request = requests.Request(requests.PAUSE, entry.gives_up, asker, until, is_for_room=True)
+            if (earlier := self._requests.pop(entry.name, None)) is not None:
+                requests.withdraw(files.folder, earlier)
+            try:
+                self._requests[entry.name] = requests.ask(files.folder, entry.name, request)
+            except StateError:
+                return
 
     def _refuse_circle(self, wait: Wait, info: "_core.DeviceInfo", others: list[Entry]) -> None:
         ours = info.held_bytes + sum(entry.held_bytes(wait.device) for entry in others)

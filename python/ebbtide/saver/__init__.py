@@ -26,6 +26,8 @@ Move it (without tags: every tag):
     promote(tags)       moves memory from the host to the device
     demote(tags)        moves memory from the device to the host
     on(event, tag, f)   calls a function around pauses and resumes
+    safe_point()        does what other processes ask for (`ebbtide pause PID`)
+    offer_safe_points() does so after each step of torch's optimizers
     order(x)            an order for resume(order=x), made once for many resumes
 
 Ask:
@@ -62,6 +64,7 @@ from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.operations.placement import demote, promote
 from ebbtide.saver.operations.prepare import Preparation, prepare
 from ebbtide.saver.operations.queries import backup_of, is_paused, order, stats, tags, where
+from ebbtide.saver.operations.safe_points import offer_safe_points, safe_point
 from ebbtide.saver.operations.swap import swap
 from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.regions import startup
@@ -74,7 +77,18 @@ from ebbtide.saver.values.explanation import CopiedTensor, Explanation
 from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.outside import Outside, OutsideTensor
 from ebbtide.saver.values.progress import Progress
-from ebbtide.saver.values.reports import Adoption, Event, Held, Report, ReportRow, Swap, TagStatus, TagTable
+from ebbtide.saver.values.reports import (
+    Adoption,
+    Asked,
+    Event,
+    Held,
+    Report,
+    ReportRow,
+    SafePoint,
+    Swap,
+    TagStatus,
+    TagTable,
+)
 from ebbtide.saver.values.survivors import Survivor, Survivors
 from ebbtide.saver.values.whereabouts import Whereabouts
 
@@ -87,6 +101,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adoption",
+    "Asked",
     "CopiedTensor",
     "Event",
     "Explanation",
@@ -99,6 +114,7 @@ __all__ = [
     "Progress",
     "Report",
     "ReportRow",
+    "SafePoint",
     "Survivor",
     "Survivors",
     "Swap",
@@ -115,6 +131,7 @@ __all__ = [
     "explain",
     "graph_pool",
     "is_paused",
+    "offer_safe_points",
     "on",
     "order",
     "outside",
@@ -124,6 +141,7 @@ __all__ = [
     "promote",
     "region",
     "resume",
+    "safe_point",
     "settings",
     "stats",
     "survivors",

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
@@ -10,7 +11,7 @@ from ebbtide.errors import Error
 from ebbtide.processes import member
 from ebbtide.saver.pools import backends
 from ebbtide.saver.telling import watch
-from ebbtide.saver.values.arguments import check_flag
+from ebbtide.saver.values.arguments import check_flag, check_tags
 from ebbtide.settings import Setting
 from ebbtide.sizes import format_size
 
@@ -27,6 +28,7 @@ Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
 Shows: TypeAlias = watch.Display | Literal[_Unchanged.UNCHANGED]
+Tags: TypeAlias = str | Sequence[str] | Literal[_Unchanged.UNCHANGED] | None
 Files: TypeAlias = Literal["hidden", "named", _Unchanged.UNCHANGED]
 
 
@@ -49,6 +51,7 @@ def configure(
     copy_ahead: Switch = UNCHANGED,
     progress: Shows = UNCHANGED,
     shared: Switch = UNCHANGED,
+    give_up: Tags = UNCHANGED,
 ) -> None:
     """Sets limits and switches; arguments that are left out stay as they are. All are checked before any is set.
 
@@ -98,6 +101,8 @@ def configure(
             bar if stderr is a terminal. False: nothing.
         shared: whether the processes of this user see what this one holds of each device (`ebbtide ps`), and a resume
             with a timeout waits in turn with theirs. A thread tells the others each second. Default: EBBTIDE_SHARED.
+        give_up: tags that this process pauses at its next `safe_point` where a resume of another one has no room and
+            waits for it. None: none. They come back in a `safe_point(wait=True)`, or by `resume`.
 
     Raises:
         TypeError, ValueError: malformed sizes, switches that are no bool, a host_pool beyond the machine's RAM; a
@@ -108,6 +113,9 @@ def configure(
     given = {name: value for name, value in vars().items() if value is not UNCHANGED}
     shown = given.pop("progress", UNCHANGED)
     joins = given.pop("shared", UNCHANGED)
+    offered = None
+    if (tags := given.pop("give_up", UNCHANGED)) is not UNCHANGED:
+        offered = [] if tags is None else check_tags((tags,))
     if joins is not UNCHANGED:
         check_flag(joins, "shared")
     if shown is not UNCHANGED:
@@ -130,6 +138,8 @@ def configure(
         watch.set_display(shown)
     if "host_pool" in texts:
         _fill_host_pool()
+    if offered is not None:
+        member.give_up(offered)
     if joins is not UNCHANGED:
         member.configure(bool(joins))
 
@@ -166,7 +176,7 @@ def settings_in_force() -> dict[str, Any]:
     settings.check_environment()
     configurable = [setting for setting in settings.all_settings() if setting.is_configurable]
     found = {setting.name: _value(setting, os.fsdecode(_core.get_setting(setting.name))) for setting in configurable}
-    return {**found, "progress": watch.display(), "shared": member.is_shared()}
+    return {**found, "progress": watch.display(), "shared": member.is_shared(), "give_up": member.gives_up() or None}
 
 
 def _value(setting: Setting, text: str) -> str | int | bool | None:

@@ -60,10 +60,11 @@ def pause(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mis
         DriverError: a driver call failed; every byte with a backup is safe, and pause or resume, called again,
             finishes.
     """
-    return _pause(check_leaving(tags, backup, "pause"), missing_ok, None)
+    return pause_into(check_leaving(tags, backup, "pause"), missing_ok, None)
 
 
-def _pause(leaving: PauseRequest, missing_ok: bool, paused_set: "_core.PausedSet | None") -> Report:
+def pause_into(leaving: PauseRequest, missing_ok: bool, paused_set: "_core.PausedSet | None") -> Report:
+    """A pause that notes in `paused_set` what it moves."""
     check_flag(missing_ok, "missing_ok")
     if driver_choice.is_off():
         return Report("pause")
@@ -191,7 +192,7 @@ class Paused(DecoratingScope):
         leaving = check_leaving(tags, backup, "paused")
         if not driver_choice.is_off():
             self._paused_set = _core.PausedSet()
-        return _pause(leaving, missing_ok, self._paused_set)
+        return pause_into(leaving, missing_ok, self._paused_set)
 
     def _close(self) -> Exception | None:
         paused_set = self._paused_set

@@ -202,6 +202,44 @@ class Swap(Shown):
 
 
 @dataclass(frozen=True)
+class Asked(Shown):
+    """A request of another process, and what came of it.
+
+        print([asked.tags for asked in saver.safe_point().done])
+
+    Attributes:
+        what: "pause", "resume" or "trim".
+        tags: those that moved; bytes: what that freed or claimed on devices.
+        asker: who asked, such as "train.py 4711".
+        problem: why it failed; "" if it did not.
+    """
+
+    what: str
+    tags: tuple[str, ...]
+    asker: str
+    bytes: int
+    seconds: float
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class SafePoint(Shown):
+    """The result of `safe_point`.
+
+        print(saver.safe_point().away)
+
+    Attributes:
+        done: the requests, in the order in which they came.
+        away: tags of which something is away that a request has paused.
+        seconds: what it took, with the wait.
+    """
+
+    done: tuple[Asked, ...] = ()
+    away: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Adoption(Shown):
     """The result of `adopt`. Sizes are bytes.
 
