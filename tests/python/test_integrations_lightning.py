@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from ebbtide.integrations.lightning import EbbtideCallback  # noqa: E402
+from ebbtide.integrations.lightning import EbbtideCallback, SafePoints  # noqa: E402
 
 
 def is_away(saver, tag):
@@ -117,3 +117,12 @@ def test_an_unknown_phase_is_refused(around):
 def test_every_event_that_it_answers_is_one_of_lightning():
     known = {name for name in dir(lightning.Callback) if name.startswith("on_")}
     assert {name for name in vars(EbbtideCallback) if name.startswith("on_")} <= known
+
+
+def test_batches_are_safe_points(saver, make, monkeypatch):
+    waits = []
+    monkeypatch.setattr(saver, "safe_point", lambda wait: waits.append(wait))
+    trainer, model, loader = make(lambda phase: None, [SafePoints()])
+    trainer.fit(model, loader, loader)
+    trainer.test(model, loader)
+    assert waits == [True] * (4 + 4 + 2)

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from ebbtide.integrations.transformers import EbbtideCallback  # noqa: E402
+from ebbtide.integrations.transformers import EbbtideCallback, SafePoints  # noqa: E402
 
 
 def is_away(saver, tag):
@@ -132,3 +132,15 @@ def test_an_unknown_phase_is_refused(around):
 def test_every_event_that_it_answers_is_one_of_transformers():
     known = {name for name in dir(transformers.TrainerCallback) if name.startswith("on_")}
     assert {name for name in vars(EbbtideCallback) if name.startswith("on_")} <= known
+    assert {name for name in vars(SafePoints) if name.startswith("on_")} <= known
+
+
+def test_steps_and_tokens_are_safe_points(saver, train, monkeypatch):
+    waits = []
+    monkeypatch.setattr(saver, "safe_point", lambda wait: waits.append(wait))
+    train(callbacks=[SafePoints()], eval_strategy="no").train()
+    assert waits == [True] * 4
+    config = transformers.GPT2Config(vocab_size=8, n_positions=16, n_embd=8, n_layer=1, n_head=1, eos_token_id=None)
+    model = transformers.GPT2LMHeadModel(config)
+    model.generate(torch.ones(2, 1, dtype=torch.long), max_new_tokens=3, stopping_criteria=[SafePoints()])
+    assert waits == [True] * 7

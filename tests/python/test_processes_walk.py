@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from companions import Companion
+from ebbtide.processes import folder, requests
 
 pytestmark = pytest.mark.sim_only
 
@@ -42,6 +43,14 @@ def resume(tags, timeout):
         assert bool((tensors[tag] == values[tag]).all()), f"{tag} has lost its bytes"
         values[tag] = (values[tag] + 1) % 256
         tensors[tag].fill_(values[tag])
+
+def serve(offered):
+    saver.configure(give_up=offered)
+    done = saver.safe_point().done
+    there = [tag for tag in tensors if not saver.is_paused(tag)]
+    for tag in there:
+        assert bool((tensors[tag] == values[tag]).all()), f"{tag} has lost its bytes"
+    return {"there": there, "done": len(done), "problems": [each.problem for each in done if each.problem]}
 """
 
 
@@ -78,10 +87,11 @@ class Worker(Companion):
 class Walk:
     def __init__(self, seed: int, stack: ExitStack, **variables: str) -> None:
         self.random, self.stack, self.variables = random.Random(seed), stack, variables
+        self.place = folder.Folder(Path(variables["EBBTIDE_SHARED_FOLDER"]))
         self.watcher, *self.workers = [self.add() for _ in range(5)]
         assert self.watcher.wait_until_ready().run(CODE) is None
         self.died: dict[int, float] = {}
-        self.freed_at = 0.0
+        self.freed_at, self.served = 0.0, 0
         self.settle()
 
     def add(self) -> Worker:
@@ -97,9 +107,22 @@ class Walk:
         elif away and self.random.random() < 0.6:
             tags, timeout = self.random.sample(away, self.random.randint(1, len(away))), self.random.choice(TIMEOUTS)
             worker.take("resume", tags, timeout, f"resume({tags}, {timeout})")
+        elif self.random.random() < 0.5:
+            self.ask(worker)
+            offered = self.random.sample(sorted(worker.sizes), self.random.randint(0, len(worker.sizes)))
+            worker.take("serve", [], 0, f"answer = serve({offered or None})")
         elif worker.resident:
             tags = self.random.sample(sorted(worker.resident), self.random.randint(1, len(worker.resident)))
             worker.take("pause", tags, 0, f"saver.pause(*{tags})")
+
+    def ask(self, worker: Worker) -> None:
+        """As `ebbtide pause` does, and its like. Nobody waits for the answer."""
+        what = self.random.choice((requests.PAUSE, requests.RESUME, requests.TRIM, ""))
+        tags = self.random.sample(sorted(worker.sizes), self.random.randint(0, len(worker.sizes)))
+        for entry in self.place.entries() if what else ():
+            if entry.pid == worker.pid:
+                requests.ask(self.place, entry.name, requests.Request(what, tags, "the walk"))
+                time.sleep(self.random.choice((0, 0.05)))
 
     def end_step(self, worker: Worker) -> None:
         step, worker.step = worker.step, ""
@@ -108,7 +131,13 @@ class Walk:
             worker.take("code", [], 0, CODE)
             return
         answer = worker.answer()
-        if isinstance(answer, dict):
+        if step == "serve":
+            assert isinstance(answer, dict) and "error" not in answer, answer
+            assert all("too little memory" in each for each in answer["problems"]), answer
+            self.freed_at = time.monotonic() if worker.resident - set(answer["there"]) else self.freed_at
+            worker.resident = set(answer["there"])
+            self.served += answer["done"]
+        elif isinstance(answer, dict):
             assert step in ("make", "resume") and "OutOfMemoryError" in answer["error"], answer
             if step == "resume":
                 self.check_refusal(worker, answer["text"])
@@ -175,10 +204,15 @@ class Walk:
         held = {worker.pid: sum(worker.sizes[tag] for tag in worker.resident) * 2**20 for worker in self.workers}
         told = "answer = [[each.pid, each.held_bytes(member.uuid_of(0))] for each in member.others_now()]"
         assert dict(self.watcher.run(told)) == held
+        assert self.served > 0
         used = "info = _core.query_device(0); answer = info.total_bytes - info.free_bytes"
         assert self.watcher.run(used) == sum(held.values())
         assert {int(file.name.split("-")[0]) for file in place.iterdir()} == {self.watcher.pid, *held}
-        for code in ("saver.pause(missing_ok=True)", "resume(list(tensors), 8); saver.pause(*tensors)"):
+        for code in (
+            "saver.safe_point()",
+            "saver.pause(missing_ok=True)",
+            "resume(list(tensors), 8); saver.pause(*tensors)",
+        ):
             assert [worker.run(code) for worker in self.workers] == [None] * len(self.workers)
 
 
