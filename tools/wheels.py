@@ -5,6 +5,10 @@ A source distribution comes first. From it, without network, comes a wheel for e
 the glibc of the platform tag, whatever this machine's is. auditwheel confirms the tag. Each wheel is installed into an
 empty environment and tried without torch, GPU and driver, and, where `--torch` can be installed, with the demo. Results
 are in dist/.
+
+With --built-torches the wheels hold the parts that link torch, built for these releases with this machine's own
+compiler, since torch's libraries want its C++ library. Where the system is older than this one, they do not load, and
+are compiled there as without.
 """
 
 from __future__ import annotations
@@ -115,6 +119,46 @@ def build_wheel(python: str, interpreter: Path, sdist: Path, tools: Path, compil
     return published
 
 
+BUILD_PARTS = """
+import sys
+from pathlib import Path
+
+from ebbtide.torch_extension import build
+
+build.build_for_wheel(Path(sys.argv[1]))
+"""
+TRY_BUILT = """
+import ebbtide
+import torch
+from ebbtide import saver
+
+with ebbtide.lms.enable(limit="1GiB"), saver.region("weights"):
+    assert torch.ones(1 << 20).sum() == 1 << 20
+"""
+
+
+def add_built_parts(
+    python: str, interpreter: Path, wheel: Path, tools: Path, torches: Sequence[str], index: Sequence[str]
+) -> None:
+    """Builds what links torch, and puts it into the wheel."""
+    unpacked = WORK / f"unpacked-{python}"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    run(f"unpack-{python}", [tools, "-m", "wheel", "unpack", "-d", unpacked, wheel])
+    (root,) = unpacked.iterdir()
+    environments = []
+    for version in torches:
+        name = f"built-{python}-torch{version}"
+        environments.append(make_environment(name, interpreter, [wheel, "numpy", f"torch=={version}", *index]))
+        run(f"{name}-parts", [environments[-1], "-I", "-c", BUILD_PARTS, root / "ebbtide"], EBBTIDE_DRIVER="sim")
+    run(f"pack-{python}", [tools, "-m", "wheel", "pack", "-d", wheel.parent, root])
+    for environment in environments:
+        name = environment.parents[1].name
+        again = ["--force-reinstall", "--no-deps", "--no-index", wheel]
+        run(f"{name}-install", [environment, "-m", "pip", "install", *again])
+        nothing = {"CXX": "/nowhere", "EBBTIDE_CACHE_DIR": str(WORK / "nothing")}
+        run(f"{name}-try", [environment, "-I", "-c", TRY_BUILT], EBBTIDE_DRIVER="sim", **nothing)
+
+
 def try_wheel(python: str, interpreter: Path, wheel: Path, torch: Sequence[str]) -> str:
     """Installs a wheel apart and uses it. Returns a sentence on what was tried."""
     environment = make_environment(f"try-{python}", interpreter, [wheel])
@@ -136,6 +180,7 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--torch-pythons", default=f"{sys.version_info[0]}.{sys.version_info[1]}", help="with which the demo is tried"
     )
+    parser.add_argument("--built-torches", default="", help="releases of torch, separated by commas: 2.12.0,2.13.0")
     return parser.parse_args(words)
 
 
@@ -157,6 +202,9 @@ def main() -> int:
         compilers = write_compilers(tools)
         for python in wanted:
             wheel = build_wheel(python, interpreters[python], sdist, tools, compilers)
+            if given.built_torches:
+                releases = given.built_torches.split(",")
+                add_built_parts(python, interpreters[python], wheel, tools, releases, torch[1:])
             with_torch = given.torch and python in given.torch_pythons.split(",")
             print(f"{wheel.name}: {try_wheel(python, interpreters[python], wheel, torch if with_torch else [])}")
     except WheelError as error:

@@ -200,3 +200,45 @@ def test_missing_sources_say_where_they_were_looked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "__file__", str(tmp_path / "a" / "b" / "c" / "build.py"))
     with pytest.raises(StateError, match="install ebbtide again"):
         build.find_sources()
+
+
+def load_with(built: Path, cache: Path, monkeypatch) -> subprocess.CompletedProcess[str]:
+    """Loads `_torch` in a process whose package has this folder, and that has no compiler."""
+    code = """
+import sys
+from pathlib import Path
+import torch
+from ebbtide import _core, torch_extension
+from ebbtide.torch_extension import build
+_core.use_driver("sim")
+build.Recipe.folder_in_package = lambda recipe: Path(sys.argv[1])
+print(torch_extension.load().__file__)
+"""
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(cache))
+    monkeypatch.setenv("CXX", "/nowhere")
+    return subprocess.run([sys.executable, "-c", code, built], capture_output=True, text=True, check=False, timeout=100)
+
+
+def test_what_a_wheel_has_built_needs_no_compiler(tmp_path, monkeypatch):
+    library = build.build_once(build.Recipe.of_this_process())
+    (tmp_path / "built").mkdir()
+    shutil.copy(library, tmp_path / "built")
+    done = load_with(tmp_path / "built", tmp_path / "cache", monkeypatch)
+    assert done.stdout == f"{tmp_path}/built/_torch.so\n", done.stderr
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "built" / "_torch.so").write_bytes(b"of a newer system")
+    done = load_with(tmp_path / "built", tmp_path / "cache", monkeypatch)
+    assert "there is no c++" in done.stderr or "names no program" in done.stderr
+
+
+def test_builds_of_one_release_of_torch_share_what_a_wheel_has(recipe):
+    plain = replace(recipe, torch_version="2.13.0")
+    assert plain.folder_in_package() == replace(recipe, torch_version="2.13.0+cu130").folder_in_package()
+    for other in ({"torch_version": "2.12.0"}, {"python_tag": "cpython-399"}, {"torch_revision": "other"}):
+        assert replace(plain, **other).folder_in_package() != plain.folder_in_package()
+    assert plain.folder_in_package().parent.name == "built"
+
+
+def test_one_for_a_wheel_names_no_folder_of_the_machine(recipe, tmp_path):
+    line = build.link_line(recipe, ["c++"], [tmp_path / "a.o"], tmp_path / "out.so", is_for_wheel=True)
+    assert not any("rpath" in word for word in line)

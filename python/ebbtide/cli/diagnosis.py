@@ -180,9 +180,10 @@ def _torch_allocator() -> Iterator[Finding]:
 def _torch_extension() -> Iterator[Finding]:
     """`_torch` serves CPU tensors, so only the simulated device needs it."""
     recipe = build.Recipe.of_this_process()
-    if (recipe.folder() / "_torch.so").is_file():
-        yield Finding("torch extension", "built", str(recipe.folder()))
-        return
+    for folder in (recipe.folder_in_package(), recipe.folder()):
+        if (folder / "_torch.so").is_file():
+            yield Finding("torch extension", "built", str(folder))
+            return
     try:
         compiler = build.prepare(recipe)[0]
     except StateError as error:

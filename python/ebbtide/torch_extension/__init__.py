@@ -1,13 +1,15 @@
 """`_torch` (regions on the simulated device) and `_lms` (large model support), the parts of ebbtide that link torch:
-compiled once for the torch, Python and ABI that are there, and kept.
+compiled once for the torch, Python and ABI that are there, and kept, unless the wheel has them for these.
 
 The cache is `$EBBTIDE_CACHE_DIR`, else `$XDG_CACHE_HOME/ebbtide`, else `~/.cache/ebbtide`. `$CXX` names the compiler
 (default: c++, g++ or clang++, whichever is found first). Several processes that need it at once build it once.
 """
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
 from ebbtide.errors import StateError
@@ -44,17 +46,32 @@ def is_loaded(name: str = "_torch") -> bool:
 def _load(name: str, full_name: str) -> ModuleType:
     # The recipe imports torch and the core: the extension binds to the libc10.so and the libebbtide.so that are in
     # the process by then.
-    library = build_once(Recipe.of_this_process(name))
+    recipe = Recipe.of_this_process(name)
+    built = recipe.folder_in_package() / f"{name}.so"
+    module = None
+    if built.is_file():
+        with contextlib.suppress(ImportError):  # this system's C or C++ library is older than the wheel's builder's
+            module = _open(built, full_name)
+    if module is None:
+        module = _open_own(build_once(recipe), full_name)
+    sys.modules[full_name] = module
+    return module
+
+
+def _open(library: Path, full_name: str) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(full_name, str(library))
     spec = importlib.util.spec_from_file_location(full_name, library, loader=loader)
     assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _open_own(library: Path, full_name: str) -> ModuleType:
     try:
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        return _open(library, full_name)
     except ImportError as error:
         raise StateError(
             f"ebbtide's torch extension {library} does not load ({error}). Delete {library.parent} to have it built "
             "anew; if that does not help, torch was replaced while this process ran, or its libraries are damaged."
         ) from error
-    sys.modules[full_name] = module
-    return module

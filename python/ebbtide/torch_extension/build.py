@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from ebbtide.stderr import say
 MOST_COMPILERS = 8  # at once
 COMPILER_BYTES = 1 << 30  # each takes this much at most
 CACHE_VARIABLE = "EBBTIDE_CACHE_DIR"
+BUILT = "built"  # the folder of a wheel
 _TOOLS = "a C++20 compiler (g++ 10 or newer, or clang++ 12 or newer; on Debian and Ubuntu: apt install g++)"
 
 
@@ -94,6 +95,12 @@ class Recipe:
         """Where the built file is kept."""
         return cache_folder() / "torch_extension" / self.key()
 
+    def folder_in_package(self) -> Path:
+        """Where a wheel may have the file, built beforehand. torch's builds of one release, for whatever CUDA, take the
+        same."""
+        release = replace(self, torch_version=self.torch_version.partition("+")[0])
+        return Path(__file__).resolve().parent / BUILT / release.key()
+
     def key(self) -> str:
         """The name of the cache folder: the versions that must agree, and a hash of them with the sources."""
         digest = hashlib.sha256(repr((self.torch_revision, self.uses_new_abi, compile_flags(self))).encode())
@@ -135,8 +142,11 @@ def compile_line(recipe: Recipe, compiler: list[str], source: Path, output: Path
     ]
 
 
-def link_line(recipe: Recipe, compiler: list[str], objects: Sequence[Path], output: Path) -> list[str]:
-    """The call that links. At load the SONAME finds the libebbtide.so that is in the process."""
+def link_line(
+    recipe: Recipe, compiler: list[str], objects: Sequence[Path], output: Path, is_for_wheel: bool = False
+) -> list[str]:
+    """The call that links. At load the SONAME finds the libebbtide.so that is in the process. One for a wheel finds
+    torch's libraries in the process as well."""
     torch_libraries = recipe.torch_folder / "lib"
     core_folder = recipe.core_library.parent
     plain_core = core_folder / "libebbtide.so"
@@ -145,7 +155,7 @@ def link_line(recipe: Recipe, compiler: list[str], objects: Sequence[Path], outp
         *("-shared", "-o", str(output), f"-L{torch_libraries}"),
         *(f"-l{name}" for name in _PARTS[recipe.module].libraries),
         *([f"-L{core_folder}", "-l:libebbtide.so"] if plain_core.exists() else [str(recipe.core_library)]),
-        *(f"-Wl,-rpath,{core_folder}", f"-Wl,-rpath,{torch_libraries}"),
+        *(["-s"] if is_for_wheel else [f"-Wl,-rpath,{core_folder}", f"-Wl,-rpath,{torch_libraries}"]),
     ]
 
 
@@ -191,6 +201,15 @@ def build_once(recipe: Recipe) -> Path:
     return library
 
 
+def build_for_wheel(package: Path) -> None:
+    """Builds all parts for the torch and the Python of this process into an unpacked wheel (tools/wheels.py)."""
+    for name in _PARTS:
+        recipe = Recipe.of_this_process(name)
+        library = package / "torch_extension" / BUILT / recipe.folder_in_package().name / f"{name}.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _build(recipe, library, find_compiler(), is_for_wheel=True)
+
+
 def prepare(recipe: Recipe) -> list[str]:
     """Makes the folder of the built library in the cache, and finds the compiler, which it returns.
 
@@ -217,7 +236,7 @@ def prepare(recipe: Recipe) -> list[str]:
     return compiler
 
 
-def _build(recipe: Recipe, library: Path, compiler: list[str]) -> None:
+def _build(recipe: Recipe, library: Path, compiler: list[str], is_for_wheel: bool = False) -> None:
     purpose = _PARTS[recipe.module].purpose
     say(f"building its torch extension for {purpose}, with torch {recipe.torch_version}, once (up to a minute)")
     for stale in library.parent.glob("build-*"):  # of a process that was killed: we hold the lock
@@ -233,7 +252,7 @@ def _build(recipe: Recipe, library: Path, compiler: list[str]) -> None:
             finally:
                 pool.shutdown(cancel_futures=True)
         output = Path(scratch) / library.name
-        _check(recipe, _run(link_line(recipe, compiler, objects, output)), library.parent / "build.log")
+        _check(recipe, _run(link_line(recipe, compiler, objects, output, is_for_wheel)), library.parent / "build.log")
         output.rename(library)
 
 
