@@ -233,10 +233,10 @@ def test_what_a_trim_released_is_no_part_of_a_demand(gpu, device, saver, tag, mo
     info = saver.tags()[tag]
     released = info.size_bytes - info.resident_bytes
     assert released >= 16 * MIB and kept.nbytes <= info.resident_bytes
-    assert told[-1] == (0, before[1] + released, before[2] + released, False)
+    assert told[-1] == (0, before[1] + released, before[2] + released, 0)
     saver.demote(tag)
     device.balance()
-    assert told[-1] == (0, before[1] + info.size_bytes, before[2] + released, False)
+    assert told[-1] == (0, before[1] + info.size_bytes, before[2] + released, 0)
 
 
 def test_where_torchs_limit_does_not_hold_lms_is_told_to_look_itself(gpu, device, saver, tag, monkeypatch):
@@ -250,7 +250,7 @@ def test_where_torchs_limit_does_not_hold_lms_is_told_to_look_itself(gpu, device
     assert not told[-1]
     saver.demote(tag)
     device.balance()
-    assert told[-1] and gpu.fraction == 1.0
+    assert told[-1] == 2 and gpu.fraction == 1.0
     flushes = gpu.flushes
     assert device.give_back() and gpu.flushes == flushes + 1
     gpu.is_capturing = True
@@ -261,9 +261,9 @@ def test_where_torchs_limit_does_not_hold_lms_is_told_to_look_itself(gpu, device
         assert told[-1]
     assert not told[-1]
     with monkeypatch.context() as pools:
-        pools.setattr(devices.registry, "dissolved", lambda: ["a pool"])
+        pools.setattr(devices.registry, "dissolved", lambda: [(types.SimpleNamespace(overflow=1), "a pool")])
         device.balance()
-        assert told[-1]
+        assert told[-1] == 1
     device.set_limit(256 * MIB, is_whole=True)
     assert not told[-1] and not device.give_back()
     del kept

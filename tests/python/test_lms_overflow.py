@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide import _core, torch_extension  # noqa: E402
+from ebbtide.lms import control  # noqa: E402
 from lms_model import MIB, SMALL, peak_of_training, train, train_plainly  # noqa: E402
 
 pytestmark = pytest.mark.sim_only
@@ -186,3 +187,25 @@ def test_what_else_it_may_be(lms):
         with lms.enable(limit="40MiB", overflow=False), pytest.raises(torch.OutOfMemoryError):
             torch.empty(64 * MIB)
         assert overflowed(torch.empty(64 * MIB)), "as before the inner `with`"
+
+
+def test_what_makes_lms_faster_is_not_worth_memory_on_the_host(lms):
+    with lms.enable(limit="40MiB"):
+        held = [torch.empty(1024, 1024) for _ in range(9)]
+        with control._now.device.optional(), pytest.raises(torch.OutOfMemoryError):
+            torch.empty(4 * MIB)
+        assert overflowed(torch.empty(4 * MIB))
+        del held
+
+
+def test_the_memory_of_dead_tensors_goes_with_the_next_step_of_an_optimizer(lms):
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with lms.enable(limit="40MiB"):
+        spike = torch.empty(32 * MIB)
+        assert overflowed(spike) and lms.stats()["overflow_bytes"] > 0
+        del spike
+        gc.collect()
+        weight.grad = torch.ones(4)
+        optimizer.step()
+        assert _core.query_tag(TAG).resident_bytes == 0

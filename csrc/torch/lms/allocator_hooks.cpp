@@ -136,9 +136,14 @@ std::atomic<bool> may_overflow{false};
 // Whether the thread is in it already: what that allocates finds no room either.
 thread_local bool is_overflowing = false;
 
+// What LMS allocates to be faster is not worth memory on the host.
+thread_local bool may_overflow_here = true;
+
 // The tensor's memory, without the tensor. No error leaves: the allocation that asked has one.
 bool overflow(size_t size_bytes, c10::DataPtr* data) {
-  if (!may_overflow.load() || is_overflowing || Ledger::is_prefetching() || Py_IsInitialized() == 0) return false;
+  if (!may_overflow.load() || is_overflowing || !may_overflow_here || Ledger::is_prefetching() ||
+      Py_IsInitialized() == 0)
+    return false;
   try {
     const py::gil_scoped_acquire gil;
     const py::error_scope kept;
@@ -191,8 +196,12 @@ void add_allocator_hooks(py::module_& module) {
     give_back_function() = py::object();
   });
   module.def("set_cuda_limit", &set_cuda_limit, py::arg("device"), py::arg("limit_bytes"));
-  module.def("set_cuda_away", &set_cuda_away, py::arg("device"), py::arg("away_bytes"), py::arg("unused_bytes"),
-             py::arg("may_exceed"));
+  module.def(
+      "set_cuda_away",
+      [](int device, uint64_t away_bytes, uint64_t unused_bytes, int watch) {
+        set_cuda_away(device, away_bytes, unused_bytes, static_cast<Watch>(watch));
+      },
+      py::arg("device"), py::arg("away_bytes"), py::arg("unused_bytes"), py::arg("watch"));
   module.def(
       "reclaim_functions",
       [] {
@@ -206,6 +215,9 @@ void add_allocator_hooks(py::module_& module) {
   module.def(
       "note_overflow", [](std::string text) { overflow_text().note(std::move(text)); }, py::arg("text"),
       "A sentence on why the last resort had no memory, for errors; \"\": it had.");
+  module.def(
+      "allow_overflow_here", [](bool is_allowed) { may_overflow_here = is_allowed; }, py::arg("is_allowed"),
+      "For allocations of this thread.");
   module.def(
       "set_overflow",
       [](py::object function) {

@@ -25,8 +25,10 @@ constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr size_t kAll = 0;  // in torch's statistics: small and large blocks together
 constexpr size_t kMostDevices = 64;
 constexpr uint64_t kPageBytes = uint64_t{20} << 20;  // by which torch may exceed a limit: it maps so much at once
-constexpr size_t kWatchedBytes = size_t{1} << 20;    // smaller allocations share segments
-constexpr uint64_t kToleratedPart = 64;              // of a limit, a part in so many may be exceeded for a moment
+constexpr uint64_t kSmallLimitPart = 16;             // of a small limit, a part in so many
+constexpr size_t kWatchedBytes = size_t{1} << 20;
+constexpr uint64_t kUnwatchedBytes = uint64_t{16} << 20;
+constexpr uint64_t kToleratedPart = 64;  // of a limit, a part in so many may be exceeded for a moment
 
 // While one lives, LMS allocates for itself in this thread.
 struct OwnAllocation {
@@ -39,7 +41,7 @@ struct OwnAllocation {
 thread_local bool OwnAllocation::is_open = false;
 
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{}, elsewhere{};
-std::array<std::atomic<bool>, kMostDevices> is_unsure{};
+std::array<std::atomic<Watch>, kMostDevices> watches{};
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
@@ -142,33 +144,39 @@ bool has_found_room(size_t size_bytes, bool is_first) {
   return reclaim != nullptr && reclaim(guard_impl().getDevice(), size_bytes, is_first) > 0;
 }
 
+struct NoRoomAheadOfNeed final : std::exception {
+  const char* what() const noexcept override { return "memory that is wanted later has no room yet"; }
+};
+
 // torch counts what tags have on the host, and takes no limit above the size of the device. And memory of tags on the
 // host, for which its limit was raised, may go in a flush inside of an allocation. There torch's limit does not hold,
-// and ours is kept here: small allocations, which are served from what torch has cached more often than not, are looked
-// at afterwards, and what is too much goes back.
+// and ours is kept here (`Watch`).
 struct Holdings {
-  explicit Holdings(c10::Device device)
-      : held_bytes(cuda_side().held_bytes(device)), usage(cuda_side().usage(device)) {}
-  uint64_t held_bytes;
+  explicit Holdings(c10::Device device) : held_bytes(cuda_side().held_bytes(device)), usage(cuda_side().usage(device)) {
+    const uint64_t here_bytes = usage.bytes - std::min(usage.bytes, cuda_side().elsewhere_bytes(device));
+    cached_bytes = held_bytes - std::min(held_bytes, here_bytes);
+  }
+  uint64_t held_bytes, cached_bytes = 0;
   DeviceSide::Usage usage;
 };
 
 uint64_t most_bytes(c10::Device device) {
   const uint64_t limit_bytes = cuda_side().limit_bytes(device);
-  return limit_bytes + std::min(kPageBytes, UINT64_MAX - limit_bytes);
+  const uint64_t page_bytes = cuda_side().has_pages() ? std::min(kPageBytes, limit_bytes / kSmallLimitPart) : 0;
+  return limit_bytes + std::min(page_bytes, UINT64_MAX - limit_bytes);
 }
 
-// Before: whether torch has to take too much from the driver, or may have to take much too much.
+// What torch takes from its cache can't be told before. Where that would be much too much, it has no cache then.
 bool would_exceed(c10::Device device, size_t size_bytes, const Holdings& now) {
   const uint64_t limit_bytes = most_bytes(device);
-  const uint64_t cached_bytes = now.held_bytes - std::min(now.held_bytes, now.usage.bytes);
   return now.held_bytes + size_bytes > limit_bytes &&
-         (cached_bytes < size_bytes || size_bytes > limit_bytes / kToleratedPart);
+         (now.cached_bytes < size_bytes || size_bytes > limit_bytes / kToleratedPart);
 }
 
 bool exceeds(c10::Device device, const Holdings& before) {
   const Holdings now(device);
-  if (now.held_bytes <= before.held_bytes && now.usage.flushes == before.usage.flushes) return false;
+  const bool has_flushed = now.usage.flushes != before.usage.flushes;
+  if (!has_flushed && (now.held_bytes <= before.held_bytes || now.held_bytes <= most_bytes(device))) return false;
   cuda_side().balance();
   return cuda_side().held_bytes(device) > most_bytes(device);
 }
@@ -180,33 +188,45 @@ bool is_in_region() {
 }
 
 [[noreturn]] void refuse(size_t size_bytes) {
+  if (Ledger::is_prefetching()) throw NoRoomAheadOfNeed();
   throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
                               "CUDA out of memory. Tried to allocate " + std::to_string(size_bytes >> 20) +
                                   " MiB within the limit of ebbtide.lms. ");
+}
+
+// Small allocations share segments: one in so many bytes is looked at.
+bool is_looked_at(size_t size_bytes) {
+  if (size_bytes >= kWatchedBytes) return true;
+  static std::atomic<uint64_t> unseen_bytes{0};
+  if (unseen_bytes.fetch_add(size_bytes) + size_bytes < kUnwatchedBytes) return false;
+  unseen_bytes.store(0);
+  return true;
 }
 
 c10::DataPtr allocate_within_limit(c10::Allocator* self, size_t size_bytes) {
   const auto former = former_allocate.load();
   const auto give_back = give_back_hook.load();
   const c10::Device device = guard_impl().getDevice();
-  if (give_back == nullptr || size_bytes < kWatchedBytes || !is_unsure.at(device.index()).load() || is_in_region())
+  const Watch watch = watches.at(device.index()).load();
+  if (give_back == nullptr || watch == Watch::kNone || !is_looked_at(size_bytes) || is_in_region())
     return former(self, size_bytes);
   Holdings before(device);
-  if (would_exceed(device, size_bytes, before)) {
-    if (!give_back()) return former(self, size_bytes);
+  if (watch == Watch::kAll && would_exceed(device, size_bytes, before)) {
+    if (Ledger::is_prefetching()) refuse(size_bytes);
+    if (!give_back()) return former(self, size_bytes);  // a capture
     before = Holdings(device);
-    if (before.held_bytes + size_bytes > most_bytes(device)) refuse(size_bytes);
+    if (before.held_bytes + size_bytes > most_bytes(device) && before.cached_bytes < size_bytes) refuse(size_bytes);
   }
-  c10::DataPtr data = former(self, size_bytes);
-  if (!exceeds(device, before)) return data;
-  data.clear();
-  if (!give_back()) return former(self, size_bytes);
+  for (const bool is_last : {false, true}) {
+    c10::DataPtr data = former(self, size_bytes);
+    if (!exceeds(device, before)) return data;
+    data.clear();
+    if (!give_back()) return former(self, size_bytes);
+    if (is_last || Ledger::is_prefetching()) break;
+    before = Holdings(device);
+  }
   refuse(size_bytes);
 }
-
-struct NoRoomAheadOfNeed final : std::exception {
-  const char* what() const noexcept override { return "memory that is wanted later has no room yet"; }
-};
 
 c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
   // Where it does not fit, torch would wait for the device to give back all that it caches.
@@ -219,9 +239,13 @@ c10::DataPtr allocate_or_reclaim(c10::Allocator* self, size_t size_bytes) {
       if (could_reclaim && !OwnAllocation::is_open) Ledger::instance().note_taken(guard_impl().getDevice(), size_bytes);
       return data;
     } catch (c10::OutOfMemoryError& error) {
-      if (has_found_room(size_bytes, is_first)) continue;
+      // What never fits drives nothing out.
+      const bool may_fit = size_bytes <= cuda_side().limit_bytes(guard_impl().getDevice());
       c10::DataPtr other;
-      if (const auto overflow = overflow_hook.load(); overflow != nullptr && overflow(size_bytes, &other)) return other;
+      const auto overflow = overflow_hook.load();
+      if (!may_fit && overflow != nullptr && overflow(size_bytes, &other)) return other;
+      if (has_found_room(size_bytes, is_first)) continue;
+      if (may_fit && overflow != nullptr && overflow(size_bytes, &other)) return other;
       // LMS was switched off meanwhile, and its limit lifted before.
       if (!could_reclaim || reclaim_hook.load() != nullptr) {
         const auto explain = explain_hook.load();
@@ -265,8 +289,8 @@ void leave_cuda_allocations() {
 }
 
 void set_cuda_limit(int device, uint64_t limit_bytes) { limits.at(static_cast<size_t>(device)).store(limit_bytes); }
-void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes, bool may_exceed) {
-  is_unsure.at(static_cast<size_t>(device)).store(may_exceed);
+void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes, Watch watch) {
+  watches.at(static_cast<size_t>(device)).store(watch);
   away.at(static_cast<size_t>(device)).store(away_bytes);
   elsewhere.at(static_cast<size_t>(device)).store(away_bytes - std::min(away_bytes, unused_bytes));
 }

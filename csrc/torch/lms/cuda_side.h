@@ -13,6 +13,11 @@
 namespace ebbtide::lms {
 
 DeviceSide& cuda_side();
+
+// Which allocations are looked at, since torch's own limit does not hold them: none; those after which a flush may have
+// freed memory of a tag that it was raised for; all, since there is none.
+enum class Watch : int { kNone, kFlushes, kAll };
+
 struct CudaHooks {
   // How many bytes an eviction freed.
   uint64_t (*reclaim)(c10::Device device, uint64_t wanted_bytes, bool is_first);
@@ -32,8 +37,7 @@ void leave_cuda_allocations();
 // The most device memory that torch and ebbtide may hold on a device.
 void set_cuda_limit(int device, uint64_t limit_bytes);
 // Of what torch's allocator holds there, how much is not on the device: tags' memory on the host, paused, or released
-// by a trim since no tensor uses it. The latter, which is no part of any demand, is unused_bytes. may_exceed: torch's
-// own limit does not keep torch from exceeding the limit.
-void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes, bool may_exceed);
+// by a trim since no tensor uses it. The latter, which is no part of any demand, is unused_bytes.
+void set_cuda_away(int device, uint64_t away_bytes, uint64_t unused_bytes, Watch watch);
 
 }  // namespace ebbtide::lms

@@ -9,13 +9,16 @@ from ebbtide import _core, torch_extension
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
+from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions import entry, startup
 from ebbtide.saver.regions.region import disabled, region
-from ebbtide.saver.values.arguments import backup_code
+from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE, backup_code
 from ebbtide.torch_support import expandable_segments
+from ebbtide.torch_support.gpu_memory import limit_of_torch, limit_torch, memories, used_devices
 
 TAG = "lms"
 OVERFLOW_TAG = "lms.overflow"
+_WATCHES_NOTHING, _WATCHES_FLUSHES, _WATCHES_ALL = range(3)  # csrc/torch/lms/cuda_side.h
 _IN_REGION = 2  # EBBTIDE_TAGGING_ON of csrc/api/ebbtide_threads.h
 _HOLDER = "large model support (name the tags that you mean, or call ebbtide.lms.disable())"
 _RESERVE_BYTES = 512 << 20  # what a limit of None leaves free, or a sixteenth of the device where that is less
@@ -59,6 +62,9 @@ class Device(Protocol):
 
     def ordinary(self) -> AbstractContextManager[Any]:
         """What is allocated in here is such memory, also inside a region."""
+
+    def optional(self) -> AbstractContextManager[Any]:
+        """The same, and where it has no room, it is an OutOfMemoryError rather than memory on the host."""
 
     def making(self, trims: bool = True) -> AbstractContextManager[Any]:
         """Around a region of LMS's, in which memory that the limit has no room for lies on the host.
@@ -129,6 +135,9 @@ class SimulatedDevice:
     def ordinary(self) -> AbstractContextManager[Any]:
         return region(TAG)
 
+    def optional(self) -> AbstractContextManager[Any]:
+        return _Optional(self.ordinary())
+
     def making(self, trims: bool = True) -> AbstractContextManager[Any]:
         return nullcontext()
 
@@ -164,13 +173,13 @@ class CudaDevice:
         self.trim()
 
     def held_bytes(self) -> int:
-        return max(memory.held_bytes for memory in _memories().values())
+        return max(memory.held_bytes for memory in memories().values())
 
     def peak_bytes(self) -> int:
         import torch
 
         # torch's own peak has what tags have on the host, too. Where they had any, it is at least what `balance` saw.
-        most = 0 if self._was_away else max(torch.cuda.max_memory_reserved(device) for device in _devices())
+        most = 0 if self._was_away else max(torch.cuda.max_memory_reserved(device) for device in used_devices())
         return max(self._peak_bytes, self.held_bytes(), most)
 
     def reset_peaks(self) -> None:
@@ -178,14 +187,14 @@ class CudaDevice:
 
         self._peak_bytes = 0
         self._was_away = False
-        for device in _devices():
+        for device in used_devices():
             torch.cuda.reset_peak_memory_stats(device)
 
     def most_bytes(self) -> int:
         import torch
 
         room = []
-        for device, memory in _memories().items():
+        for device, memory in memories().items():
             free, total = torch.cuda.mem_get_info(device)
             room.append(free + memory.held_bytes - min(_RESERVE_BYTES, total // 16))
         return max(0, min(room))
@@ -201,16 +210,16 @@ class CudaDevice:
     def _lift(self, allowed_bytes: int | None) -> None:
         extension = torch_extension.load("_lms")
         _core.set_lms_limit(_core.UNLIMITED)
-        for device, memory in _memories().items():
+        for device, memory in memories().items():
             if device in self._fractions:
-                _limit_torch(device, self._fractions.pop(device))
+                limit_torch(device, self._fractions.pop(device))
             extension.set_cuda_limit(device, memory.total_bytes if allowed_bytes is None else allowed_bytes)
-            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, False)
+            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, _WATCHES_NOTHING)
 
     def allowed_bytes(self) -> int:
         if self._allowed is not None:
             return self._allowed
-        return min(_core.query_device(device).total_bytes for device in _devices())
+        return min(_core.query_device(device).total_bytes for device in used_devices())
 
     def balance(self) -> bool:
         """What torch counts of a tag does not change where the memory goes to the host, so torch may reserve that much
@@ -227,22 +236,25 @@ class CudaDevice:
         if allowed is not None and expandable_segments.are_preferred():
             allowed -= min(expandable_segments.PAGE_BYTES, allowed // 16)  # by which torch may exceed its limit
         extension = torch_extension.load("_lms")
-        for device, memory in _memories().items():
+        for device, memory in memories().items():
             self._peak_bytes = max(self._peak_bytes, memory.held_bytes)
             self._was_away |= memory.away_bytes > 0
             if allowed is None or self._is_whole:
-                extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, False)
+                extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, _WATCHES_NOTHING)
                 extension.set_cuda_limit(device, allowed or memory.total_bytes)
                 continue
             extension.set_cuda_limit(device, allowed)
-            before = self._fractions.setdefault(device, _limit_of_torch(device))
+            before = self._fractions.setdefault(device, limit_of_torch(device))
             fraction = (allowed + memory.away_bytes) / memory.total_bytes
-            if len(self._makings) > 0 or fraction > before:
-                fraction = before
-            may_exceed = fraction == before or bool(registry.dissolved())
-            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, may_exceed)
-            has_risen |= fraction > _limit_of_torch(device)
-            _limit_torch(device, fraction)
+            watch = _WATCHES_ALL if fraction >= 1 else _WATCHES_FLUSHES if _may_go_in_a_flush() else _WATCHES_NOTHING
+            if before < 1 and fraction > before:
+                watch = _WATCHES_NOTHING  # the program's own limit is lower
+            if len(self._makings) > 0:
+                fraction, watch = before, _WATCHES_ALL
+            fraction = min(fraction, before)
+            extension.set_cuda_away(device, memory.away_bytes, memory.unused_bytes, watch)
+            has_risen |= fraction > limit_of_torch(device)
+            limit_torch(device, fraction)
             rooms.append(max(0, allowed - memory.ordinary_bytes))
         if rooms:
             _core.set_lms_limit(min(rooms))
@@ -272,8 +284,31 @@ class CudaDevice:
     def ordinary(self) -> AbstractContextManager[Any]:
         return disabled()
 
+    def optional(self) -> AbstractContextManager[Any]:
+        return _Optional(self.ordinary())
+
     def making(self, trims: bool = True) -> AbstractContextManager[Any]:
         return _Making(self, self._makings, trims)
+
+
+def _may_go_in_a_flush() -> bool:
+    """Memory on the host: that of a dissolved pool that overflows."""
+    return any(key.overflow != NO_OVERFLOW_CODE for key, _ in registry.dissolved())
+
+
+class _Optional:
+    """See Device.optional."""
+
+    def __init__(self, ordinary: AbstractContextManager[Any]) -> None:
+        self._ordinary = ordinary
+
+    def __enter__(self) -> None:
+        self._ordinary.__enter__()
+        torch_extension.load("_lms").allow_overflow_here(False)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        torch_extension.load("_lms").allow_overflow_here(True)
+        self._ordinary.__exit__(kind, error, trace)
 
 
 class _Making:
@@ -325,6 +360,13 @@ def overflow_bytes() -> tuple[int, int]:
     return now, max(now, _overflow.most_bytes)
 
 
+def release_dead_overflow() -> None:
+    """What no tensor uses any more would keep its part of the device."""
+    info = _core.query_tag(OVERFLOW_TAG)
+    if info is not None and info.resident_bytes:
+        spilled.release_free(OVERFLOW_TAG)
+
+
 def forget_overflow() -> None:
     """Starts a new peak."""
     _overflow.most_bytes = 0
@@ -335,52 +377,3 @@ class _Overflow:
 
 
 _overflow = _Overflow()
-
-
-class _Memory:
-    """What a GPU's memory is used for, in bytes: by torch, and by the tags among that."""
-
-    def __init__(self, device: int, is_only_one: bool) -> None:
-        import torch
-
-        self.total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
-        reserved = torch.cuda.memory_reserved(device)
-        if is_only_one:  # sums that the core keeps
-            tags = _core.tags()
-            held = [(tag.size_bytes, tag.resident_bytes - tag.host_bytes) for tag in tags]
-            self.unused_bytes = sum(tag.trimmed_bytes for tag in tags)
-        else:
-            infos = [info for info in _core.allocations() if info.device == device]
-            held = [(info.size_bytes, info.resident_bytes - info.host_bytes) for info in infos]
-            self.unused_bytes = sum(info.size_bytes - info.resident_bytes for info in infos if info.is_trimmed)
-        of_tags, on_device = sum(size for size, _ in held), sum(resident for _, resident in held)
-        self.away_bytes = of_tags - on_device  # what no tensor uses, and was released by a trim, included
-        self.ordinary_bytes = max(0, reserved - of_tags)
-        self.held_bytes = self.ordinary_bytes + on_device
-
-
-def _memories() -> dict[int, _Memory]:
-    devices = _devices()
-    return {device: _Memory(device, len(devices) == 1) for device in devices}
-
-
-def _limit_of_torch(device: int) -> float:
-    import torch
-
-    return float(torch.cuda.get_per_process_memory_fraction(device))
-
-
-def _limit_torch(device: int, fraction: float) -> None:
-    import torch
-
-    if fraction != _limit_of_torch(device):
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
-
-
-def _devices() -> list[int]:
-    """The GPUs that torch uses in this process."""
-    import torch
-
-    torch.cuda.init()
-    used = [device for device in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(device)]
-    return sorted({*used, torch.cuda.current_device()})

@@ -288,6 +288,7 @@ def _run_own_step(
 
 
 def _before_step(extension: Any, has_closure: bool, streams: bool) -> None:
+    devices.release_dead_overflow()
     _bring_states_back(extension, has_closure, streams)
     # Gradients on the host pass through the device in a step in pieces, and the next ones go there as well.
     away = extension.weights_host_bytes() if streams else extension.weight_statistics()["weight_host_bytes"]

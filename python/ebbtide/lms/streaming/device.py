@@ -10,5 +10,5 @@ class Device(Protocol):
     def allowed_bytes(self) -> int:
         """The limit."""
 
-    def ordinary(self) -> AbstractContextManager[Any]:
+    def optional(self) -> AbstractContextManager[Any]:
         """What is allocated in here belongs to no tag of the program's."""

@@ -126,7 +126,7 @@ class Layers:
 
     def _copy_at_once(self, weight: Any) -> Any:
         try:
-            with self._device.ordinary():
+            with self._device.optional():
                 copy = weight.detach().clone()
         except torch.OutOfMemoryError:
             self._uses.count_slow_read()
