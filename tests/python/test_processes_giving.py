@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from asking import (
     SAFE_POINT,
     answer_of,
+    arrived,
     ask,
     entry_of,
     hold,
@@ -62,11 +63,9 @@ def test_nothing_is_given_up_where_it_is_too_little_or_not_offered(two, place):
     time.sleep(1)
     assert safe_point(one)["done"] == []
     assert other.answer()["error"] == "OutOfMemoryError"
-    until = time.monotonic_ns() + 60_000_000_000
-    ask(place, one, "pause", "weights2", until=until, is_for_room=True)
-    assert served(one)["done"][0]["tags"] == [] and not paused(one)
-    ask(place, one, "pause", "kv2", until=1, is_for_room=True)
-    assert safe_point(one)["done"] == [], "the one that asked waits no longer"
+    ask(place, one, "pause", "weights2", wanted_bytes=1)
+    arrived(one)
+    assert safe_point(one)["done"] == [] and not paused(one)
 
 
 def test_a_waiter_that_has_gone_leaves_no_request(two, place):
@@ -78,6 +77,36 @@ def test_a_waiter_that_has_gone_leaves_no_request(two, place):
     hold(other, "small3", 12)
     assert other.run("saver.resume('big3', timeout=1)")["error"] == "OutOfMemoryError"
     assert not requests.are_there(place, entry_of(place, one))
+
+
+LOOP = """
+import time
+ends = time.monotonic() + 8
+while time.monotonic() < ends:
+    saver.safe_point(wait=True)
+    time.sleep(1)
+answer = True
+"""
+
+
+def test_two_that_give_up_make_room_for_one(two, variables):
+    """Neither takes its own back before the other one has given up and the waiter has begun."""
+    one, other = two
+    third = Companion(**variables).wait_until_ready()
+    hold(third, "big4", 44)
+    assert third.run("saver.pause()") is None
+    for process, tag in ((one, "give4a"), (other, "give4b")):
+        hold(process, tag, 22)
+        assert process.run(f"saver.configure(give_up=[{tag!r}])") is None
+    third.start("saver.resume(timeout=30); answer = bool((tensor_big4 == 7).all())")
+    one.start(LOOP)
+    time.sleep(0.5)
+    other.start(LOOP)
+    assert third.answer() is True
+    assert third.run("saver.pause()") is None
+    assert one.answer() is True and other.answer() is True
+    assert is_whole(one, "give4a") and is_whole(other, "give4b")
+    third.close()
 
 
 # --- files ---
@@ -93,7 +122,7 @@ def test_a_waiter_that_has_gone_leaves_no_request(two, place):
         '{"version": 1, "name": "NAME", "what": "exec", "tags": [], "asker": "x"}',
         '{"version": 1, "name": "NAME", "what": "pause", "tags": "weights", "asker": "x"}',
         '{"version": 1, "name": "NAME", "what": "pause", "tags": [7], "asker": "x"}',
-        '{"version": 1, "name": "NAME", "what": "pause", "tags": [], "asker": "x", "until": "late"}',
+        '{"version": 1, "name": "NAME", "what": "pause", "tags": [], "asker": "x", "until": "late", "wanted_bytes": 0}',
         '{"version": 1, "name": "another", "what": "pause", "tags": [], "asker": "x"}',
     ],
 )
@@ -103,9 +132,11 @@ def test_what_is_no_request_is_not_done(two, place, text):
     name = f"{entry_of(place, one)}.{0:020d}-00000000"
     (place.place / f"{name}.ask").write_text(text.replace("NAME", name))
     place.send(folder.ASKED, [entry_of(place, one)])
-    time.sleep(0.1)
+    arrived(one)
     assert safe_point(one)["done"] == [] and not paused(one)
     assert not requests.are_there(place, entry_of(place, one))
+    asked = requests.Request("", [], "", name=name)
+    assert "different versions" in requests.take_answer(place, asked).problem
 
 
 def test_a_link_is_no_request(two, place, tmp_path):
@@ -125,7 +156,7 @@ def test_an_answer_of_another_version_is_said_to_be_one(place, two):
     served(one)
     answer_of(place, request)
     (place.place / f"{request.name}.answer").write_text('{"version": 9}')
-    assert "another version" in answer_of(place, request).problem
+    assert "different versions" in answer_of(place, request).problem
 
 
 def test_requests_die_with_their_process(variables, place):
@@ -134,5 +165,5 @@ def test_requests_die_with_their_process(variables, place):
     request = ask(place, one, "pause")
     one.kill()
     assert one.pid not in [entry.pid for entry in place.entries()]
-    assert not requests.is_open(place, request) and not list(place.place.glob(f"{one.pid}-*"))
+    assert not requests.is_known(place, request) and not list(place.place.glob(f"{one.pid}-*"))
     one.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ebbtide.errors import StateError
-from ebbtide.processes.entries import Entry, TagHolding, Wait, read_entry
+from ebbtide.processes.entries import VERSION, Entry, TagHolding, Wait, read_entry
 from ebbtide.processes.folder import ROOM, Folder, Membership
 from ebbtide.processes.queue import can_never_start, describe_holders, startable_before
 
@@ -72,7 +72,7 @@ def test_an_entry_is_read_as_it_was_written():
 def test_what_is_no_entry_is_none():
     good = json.loads(process("name", held=1, wanted=1).to_text())
     bad = [
-        {**good, "version": 2},
+        {**good, "version": VERSION + 1},
         {**good, "name": "another"},
         {**good, "more": 1},
         {**good, "pid": "1"},

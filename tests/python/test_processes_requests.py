@@ -1,6 +1,7 @@
 """Requests from outside: `ebbtide pause PID` and its like, and the safe points where they are done."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -260,6 +261,108 @@ def test_a_forked_child_does_not_serve_its_parents_requests(two, place):
     assert one.run(code) == 0, "nothing that is away in the parent makes the child wait"
     ask(place, one, "resume")
     assert served(one, wait=True)["away"] == []
+
+
+def test_a_thread_waits_while_another_one_does_what_is_asked(two, place):
+    one, _ = two
+    hold(one, "weights", 12)
+    ask(place, one, "pause", "weights")
+    arrived(one)
+    code = """
+    import threading, time
+    from concurrent.futures import ThreadPoolExecutor
+    begun = threading.Event()
+    def slow(tag): begun.set(); time.sleep(1)
+    undo = saver.on("before_pause", "weights", slow)
+    pool = ThreadPoolExecutor(2)
+    first = pool.submit(saver.safe_point)
+    begun.wait()
+    assert not saver.safe_point().done, "without wait=True it does not wait for the other one"
+    second = pool.submit(saver.safe_point, wait=True)
+    first.result()
+    time.sleep(0.3)
+    answer = [list(first.result().away), second.done()]
+    undo()
+    """
+    assert one.run(code) == [["weights"], False]
+    ask(place, one, "resume")
+    assert one.run("answer = list(second.result(20).away); pool.shutdown()") == []
+
+
+def test_what_the_program_pauses_after_its_own_resume_is_no_requests(two, place):
+    one, _ = two
+    hold(one, "weights", 12)
+    ask(place, one, "pause", "weights")
+    assert served(one)["away"] == ["weights"]
+    assert one.run("saver.resume('weights'); saver.pause('weights')") is None
+    assert safe_point(one, wait=True)["away"] == [] and paused(one) == ["weights"]
+    assert one.run("saver.resume()") is None and is_whole(one, "weights")
+
+
+def test_a_request_keeps_the_content_of_a_region_without_a_backup(two, place):
+    one, _ = two
+    assert (
+        one.run("with saver.region('bare', backup=None): tensor_bare = torch.full((12 * 2**20,), 7, dtype=torch.uint8)")
+        is None
+    )
+    ask(place, one, "pause")
+    assert "bare" in served(one)["away"]
+    ask(place, one, "resume")
+    assert served(one, wait=True)["away"] == [] and is_whole(one, "bare")
+
+
+def test_a_pause_that_fails_midway_is_undone(two, place):
+    one, _ = two
+    hold(one, "weights", 12)
+    request = ask(place, one, "pause", "weights")
+    arrived(one)
+    code = """
+    def fail(tag): raise RuntimeError("planted")
+    undo = saver.on("after_pause", "weights", fail)
+    answer = saver.safe_point(wait=True).to_dict()
+    undo()
+    """
+    assert one.run(code)["away"] == []
+    assert answer_of(place, request).problem == "planted" and not paused(one) and is_whole(one, "weights")
+
+
+def test_a_request_does_not_outlive_the_one_who_asks(two, variables, place):
+    one, _ = two
+    hold(one, "weights", 12)
+    safe_point(one)
+    waiting = command(variables, "pause", str(one.pid), "--wait")
+    while not requests.are_there(place, entry_of(place, one)):
+        time.sleep(0.02)
+    waiting.kill()
+    waiting.communicate()
+    time.sleep(requests.LEASE_SECONDS)
+    assert safe_point(one)["done"] == [] and not paused(one)
+
+
+def test_a_stopped_program_is_said_not_to_answer(two, variables):
+    one, _ = two
+    safe_point(one)
+    os.kill(one.pid, signal.SIGSTOP)
+    try:
+        status, _, error = result(command(variables, "pause", str(one.pid)))
+    finally:
+        os.kill(one.pid, signal.SIGCONT)
+    assert status == 1 and "does not answer, so nothing was done" in error
+
+
+def test_a_program_that_waits_says_what_for(variables, place):
+    one = Companion(**variables).wait_until_ready()
+    hold(one, "weights", 12)
+    ask(place, one, "pause")
+    arrived(one)
+    one.start(SAFE_POINT.format(wait=True))
+    time.sleep(4)
+    ask(place, one, "resume")
+    one.answer()
+    one.kill()
+    said = one.errors()
+    assert "waits in a safe point, since weights is away: paused for a test" in said
+    assert f"`ebbtide resume {one.pid}` brings it back" in said
 
 
 # --- what offers safe points ---

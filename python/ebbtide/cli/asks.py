@@ -14,6 +14,7 @@ from ebbtide.sizes import format_size
 
 _PATIENCE_SECONDS = 1.0  # without --wait
 _LOOK_SECONDS = 0.02
+_GRACE_SECONDS = 0.2  # between the end of a request and its answer
 _DONE = {requests.PAUSE: "freed", requests.RESUME: "claimed", requests.TRIM: "freed"}
 
 _process = click.argument("process", metavar="PID")
@@ -39,13 +40,11 @@ def pause(process: str, tags: tuple[str, ...], wait: bool, as_json: bool) -> Non
 @click.command()
 @_process
 @_tags
-@click.option("--timeout", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for room, in turn.")
 @_wait
 @_json
-def resume(process: str, tags: tuple[str, ...], timeout: float, wait: bool, as_json: bool) -> None:
-    """Resume tags of another program, or all that `ebbtide pause` and others have paused there."""
-    request = requests.Request(requests.RESUME, [*tags], _asker(), patience_seconds=timeout)
-    _ask(process, request, wait, as_json)
+def resume(process: str, tags: tuple[str, ...], wait: bool, as_json: bool) -> None:
+    """Resume tags of another program, whoever paused them; without tags, what `ebbtide pause` has paused there."""
+    _ask(process, requests.Request(requests.RESUME, [*tags], _asker()), wait, as_json)
 
 
 @click.command()
@@ -66,12 +65,7 @@ def _ask(process: str, request: requests.Request, wait: bool, as_json: bool) -> 
     place = folder.Folder(folder.path()) if Path(folder.path()).exists() else None
     entry = _find([] if place is None else place.fresh_entries(), process)
     assert place is not None  # it has an entry
-    asked = requests.ask(place, entry.name, request)
-    try:
-        answer = _await(place, entry, asked, wait or request.patience_seconds > 0)
-    except BaseException:
-        requests.withdraw(place, asked)
-        raise
+    answer = _await(place, entry, requests.ask(place, entry.name, request), wait)
     who = f"{entry.program} {entry.pid}"
     if answer is None:
         raise click.ClickException(f"{who} {_why_not(place, entry)}")
@@ -97,21 +91,38 @@ def _find(entries: list[Entry], process: str) -> Entry:
 
 def _await(place: folder.Folder, entry: Entry, asked: requests.Request, wait: bool) -> requests.Answer | None:
     """None: it was not begun in time, and is withdrawn, or the process is gone."""
-    begin = time.monotonic()
+    try:
+        return _look_until_answered(place, entry, asked, wait)
+    finally:
+        requests.withdraw(place, asked)
+
+
+def _look_until_answered(
+    place: folder.Folder, entry: Entry, asked: requests.Request, wait: bool
+) -> requests.Answer | None:
+    begin = renewed = time.monotonic()
     while (answer := requests.take_answer(place, asked)) is None:
-        is_over = not wait and time.monotonic() - begin > _PATIENCE_SECONDS
-        if is_over and requests.withdraw(place, asked):
+        now = time.monotonic()
+        if not wait and now - begin > _PATIENCE_SECONDS and requests.withdraw(place, asked):
             return None
-        if not any(each.name == entry.name for each in place.entries()):
+        if now - renewed > requests.LEASE_SECONDS / 3:
+            asked, renewed = requests.renew(place, asked), now
+        is_known = requests.is_known(place, asked)
+        if not is_known or not any(each.name == entry.name for each in place.entries()):
+            time.sleep(_GRACE_SECONDS)
             return requests.take_answer(place, asked)
         time.sleep(_LOOK_SECONDS)
     return answer
 
 
 def _why_not(place: folder.Folder, entry: Entry) -> str:
+    asked_at = time.monotonic_ns()
     now = next((each for each in place.fresh_entries() if each.name == entry.name), None)
     if now is None:
         return "has ended, or shares no longer"
+    if now.told_at < asked_at:
+        seconds = (asked_at - now.told_at) / 1e9
+        return f"does not answer, so nothing was done: it is stopped or busy, and was heard of {seconds:.1f} s ago"
     if now.safe_point_at == 0:
         return (
             "has come to no safe point so far, so nothing was done. It needs saver.offer_safe_points(), or "

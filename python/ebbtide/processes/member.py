@@ -160,6 +160,8 @@ def begin_requests() -> Iterator[requests.Request]:
     """Those to this process, the oldest first. Each is this thread's to do and to answer."""
     global _has_requests
     _has_requests = False  # before the look: one that comes now is seen by it, or sets this again
+    if (joined := _joined) is not None:
+        requests.answer_left(joined.files.folder, joined.files.name)
     while (joined := _joined) is not None and (
         request := requests.begin_next(joined.files.folder, joined.files.name)
     ) is not None:
@@ -167,7 +169,8 @@ def begin_requests() -> Iterator[requests.Request]:
 
 
 def answer(request: requests.Request, found: requests.Answer) -> None:
-    if (joined := _joined) is not None:
+    """Not where this process has left since, and is another one to the others."""
+    if (joined := _joined) is not None and request.name.startswith(f"{joined.files.name}."):
         requests.answer(joined.files.folder, request, found)
 
 
@@ -222,7 +225,8 @@ def _entry(files: folder.Membership) -> Entry:
 
 
 def _says_the_same(before: Entry, now: Entry) -> bool:
-    return replace(before, told_at=now.told_at, safe_point_at=now.safe_point_at) == now
+    has_new_kind = before.safe_point_at == 0 < now.safe_point_at
+    return not has_new_kind and replace(before, told_at=now.told_at, safe_point_at=now.safe_point_at) == now
 
 
 def _names_of_waiting(files: folder.Membership) -> list[str]:

@@ -5,7 +5,6 @@ start. One that could not start anyway keeps no other from room.
 """
 
 import os
-import threading
 import time
 from collections.abc import Iterable
 
@@ -19,13 +18,20 @@ from ebbtide.stderr import say
 _SILENT_SECONDS = 3.0
 _LONGEST_NAP_SECONDS = 0.1  # programs that are not ebbtide's wake nobody
 _CHECK_SECONDS = 1.0
-_ASK_SECONDS = 3.0  # another process may be asked for room in its next safe point, if that comes before
 _PATIENCE_SECONDS = 1.0  # with one that could start and does not: it is stopped, or its limits are lower than the room
 
 
 def startable_before(since: int, waits: Iterable[Wait], device: str, free_bytes: int) -> list[Wait]:
     """Those that came earlier and could start now."""
     return [wait for wait in waits if wait.device == device and wait.since < since and wait.wanted_bytes <= free_bytes]
+
+
+def may_start(device: int, wanted_bytes: int, since: int) -> bool:
+    """Whether one that came then has room, and nobody waits for the device who came before, able to start or not: that
+    one may have asked several to make room."""
+    info = _core.query_device(device)
+    earlier = [wait for entry in member.others() for wait in entry.waits if wait.device == info.uuid.hex()]
+    return wanted_bytes <= info.free_bytes and not any(wait.since < since for wait in earlier)
 
 
 def can_never_start(mine: Wait, others: list[Entry], free_bytes: int, movable_bytes: int) -> bool:
@@ -68,27 +74,6 @@ def describe_holders(entries: Iterable[Entry], device: str) -> str:
     return ". ".join(sentences)
 
 
-class Place:
-    """In a `with`: calls of this thread stand where one stood that came at this time, and ask nobody to give up memory:
-    two processes that give up for each other would move it in each step."""
-
-    def __init__(self, since: int) -> None:
-        self._since = since
-
-    def __enter__(self) -> None:
-        _standing.since = self._since
-
-    def __exit__(self, *_: object) -> None:
-        _standing.since = 0
-
-
-class _Standing(threading.local):
-    since = 0  # of the Place that the thread is in
-
-
-_standing = _Standing()
-
-
 class Turn(_core.Scope):
     """The place in the queue of one call, which ends with the block. Where this process has not joined others, it only
     naps."""
@@ -100,7 +85,6 @@ class Turn(_core.Scope):
         self._device = -1  # the ordinal
         self._checked = 0.0
         self._startable: dict[int, float] = {}  # by `since`: when an earlier one was first seen to be startable
-        self._since = _standing.since
         self._requests: dict[str, requests.Request] = {}  # for room, by the entry that is asked
 
     def _open(self) -> "Turn":
@@ -117,7 +101,7 @@ class Turn(_core.Scope):
         """Whether the call may try at once: nobody could start now that waits for a device of it. If not, it stands in
         the queue."""
         waits = self._waits_of(member.others())
-        for device, wanted_bytes in _away(self._tags).items() if waits else ():
+        for device, wanted_bytes in away_bytes(self._tags).items() if waits else ():
             info = _core.query_device(device)
             if startable_before(time.monotonic_ns(), waits, info.uuid.hex(), info.free_bytes):
                 self._stand(device, wanted_bytes)
@@ -171,9 +155,9 @@ class Turn(_core.Scope):
         return describe_holders(member.others_now(), member.uuid_of(error.device))
 
     def _stand(self, device: int, wanted_bytes: int) -> None:
-        self._since = self._since or time.monotonic_ns()
+        since = time.monotonic_ns() if self._wait is None else self._wait.since
         self._device = device
-        self._wait = Wait(member.uuid_of(device), wanted_bytes, self._tags, self._since)
+        self._wait = Wait(member.uuid_of(device), wanted_bytes, self._tags, since)
         member.set_wait(self, self._wait)
 
     def _waits_of(self, others: list[Entry]) -> list[Wait]:
@@ -182,24 +166,24 @@ class Turn(_core.Scope):
 
     def _ask_for_room(self, wait: Wait, info: "_core.DeviceInfo", others: list[Entry]) -> None:
         """Of those that offer it, so many as it takes, the largest first; of none where all of it is too little. Each
-        request holds for some seconds, and is renewed as long as this call waits."""
+        request is renewed as long as this call waits."""
         files, missing = member.files(), wait.wanted_bytes - info.free_bytes
         offers = sorted(others, key=lambda entry: -entry.offered_bytes(wait.device))
-        is_enough = missing <= sum(entry.offered_bytes(wait.device) for entry in offers)
-        if files is None or not is_enough or _standing.since:
+        if files is None or missing > sum(entry.offered_bytes(wait.device) for entry in offers):
             return
         for entry in offers:
-            if missing <= 0:
+            if missing <= 0 or not entry.offered_bytes(wait.device):
                 return
-            missing -= entry.offered_bytes(wait.device)
-            asker, until = f"{member.program_name()} {os.getpid()}", time.monotonic_ns() + int(_ASK_SECONDS * 1e9)
-            request = requests.Request(requests.PAUSE, entry.gives_up, asker, until, is_for_room=True)
-            if (earlier := self._requests.pop(entry.name, None)) is not None:
-                requests.withdraw(files.folder, earlier)
             try:
-                self._requests[entry.name] = requests.ask(files.folder, entry.name, request)
+                if (earlier := self._requests.get(entry.name)) and requests.is_known(files.folder, earlier):
+                    self._requests[entry.name] = requests.renew(files.folder, earlier)
+                else:
+                    asker = f"{member.program_name()} {os.getpid()}"
+                    request = requests.Request(requests.PAUSE, entry.gives_up, asker, missing)
+                    self._requests[entry.name] = requests.ask(files.folder, entry.name, request)
             except StateError:
                 return
+            missing -= entry.offered_bytes(wait.device)
 
     def _refuse_circle(self, wait: Wait, info: "_core.DeviceInfo", others: list[Entry]) -> None:
         ours = info.held_bytes + sum(entry.held_bytes(wait.device) for entry in others)
@@ -222,7 +206,7 @@ class Turn(_core.Scope):
         )
 
 
-def _away(tags: list[str]) -> dict[int, int]:
+def away_bytes(tags: list[str]) -> dict[int, int]:
     """By device, the bytes that a resume of these tags (none: all) claims."""
     sums: dict[int, int] = {}
     for each in _core.allocations():

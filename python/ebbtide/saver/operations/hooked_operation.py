@@ -29,6 +29,7 @@ _T = TypeVar("_T")
 Kind = Literal["pause", "resume"]
 Action = tuple[Kind, str]  # with a tag
 
+after_resumes: list[Callable[[], object]] = []
 _EVENTS = {"pause": hooks.EVENTS[:2], "resume": hooks.EVENTS[2:], "swap": hooks.EVENTS}
 
 
@@ -75,6 +76,9 @@ def run(
         result = _move(operation, call, names, leaving, returning, seconds, finish, None)
     if finish is None and returning is not None:
         keeper.keep_if_wanted(returning)
+    if returning is not None:
+        for follow in after_resumes:
+            follow()
     member.tell()
     return result
 
