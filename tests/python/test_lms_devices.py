@@ -267,3 +267,27 @@ def test_where_torchs_limit_does_not_hold_lms_is_told_to_look_itself(gpu, device
     device.set_limit(256 * MIB, is_whole=True)
     assert not told[-1] and not device.give_back()
     del kept
+
+
+def test_torch_may_reserve_less_after_the_programs_own_resume(gpu, device, saver, tag, monkeypatch):
+    extension = types.SimpleNamespace(follow_cuda=lambda *_: None, leave_cuda=lambda: None)
+    for name in ("prefer", "prefer_no_more"):
+        monkeypatch.setattr(devices.expandable_segments, name, lambda: None)
+    device.attach(extension)
+    with saver.region(tag):
+        kept = torch.ones(64 * MIB, dtype=torch.uint8)
+    device.set_limit(256 * MIB)
+    before = gpu.fraction
+    saver.pause(tag)
+    device.balance()
+    assert gpu.fraction > before
+    saver.resume(tag)
+    assert gpu.fraction == before
+    device.release(extension)
+    device.release(extension)
+    device.set_limit(256 * MIB)
+    saver.pause(tag)
+    device.balance()
+    saver.resume(tag)
+    assert gpu.fraction > before, "LMS is off"
+    del kept

@@ -297,7 +297,7 @@ def test_switched_off_inside_a_pass(away, lms):
 
 class Full:
     @staticmethod
-    def optional():
+    def optional(make):
         raise torch.OutOfMemoryError("planted")
 
 

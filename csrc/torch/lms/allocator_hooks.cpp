@@ -216,8 +216,18 @@ void add_allocator_hooks(py::module_& module) {
       "note_overflow", [](std::string text) { overflow_text().note(std::move(text)); }, py::arg("text"),
       "A sentence on why the last resort had no memory, for errors; \"\": it had.");
   module.def(
-      "allow_overflow_here", [](bool is_allowed) { may_overflow_here = is_allowed; }, py::arg("is_allowed"),
-      "For allocations of this thread.");
+      "without_overflow",
+      [](const py::function& make) {
+        struct Without {
+          Without() { may_overflow_here = false; }
+          Without(const Without&) = delete;
+          Without& operator=(const Without&) = delete;
+          ~Without() { may_overflow_here = true; }
+        };
+        const Without without;
+        return make();
+      },
+      py::arg("make"), "Calls it. What it allocates and finds no room is an error.");
   module.def(
       "set_overflow",
       [](py::object function) {

@@ -43,7 +43,10 @@ def pause(process: str, tags: tuple[str, ...], wait: bool, as_json: bool) -> Non
 @_wait
 @_json
 def resume(process: str, tags: tuple[str, ...], wait: bool, as_json: bool) -> None:
-    """Resume tags of another program, whoever paused them; without tags, what `ebbtide pause` has paused there."""
+    """Resume tags of another program, whoever paused them.
+
+    Without tags: what ebbtide pause has paused there, and others by such requests.
+    """
     _ask(process, requests.Request(requests.RESUME, [*tags], _asker()), wait, as_json)
 
 
@@ -53,7 +56,7 @@ def resume(process: str, tags: tuple[str, ...], wait: bool, as_json: bool) -> No
 @_wait
 @_json
 def trim(process: str, tags: tuple[str, ...], wait: bool, as_json: bool) -> None:
-    """Make another program release the memory of dead tensors in its tags, or in some of them."""
+    """Make another program release the memory of dead tensors in its tags."""
     _ask(process, requests.Request(requests.TRIM, [*tags], _asker()), wait, as_json)
 
 

@@ -252,6 +252,7 @@ def _turn_off() -> None:
     extension.set_rules(False, _now.given.min_size, False)
     _core.set_lms_host_limit(_core.UNLIMITED)
     _now.device.detach(extension)
+    devices.release_dead_overflow()
     optimizer_states.remove(extension)
     weights.remove(extension)
     calls.remove()
@@ -356,6 +357,7 @@ def _apply_device_limit(wanted: int | None) -> None:
 def _make_room(device: Device, allowed_bytes: int) -> None:
     """Evicts until no more is held, or until nothing can leave: what leaves need not free whole segments."""
     torch_cache.give_back()  # also of other tags
+    devices.release_dead_overflow()
     device.trim()
     while (held := device.held_bytes()) > allowed_bytes:
         if not evict(held - allowed_bytes) and not _make_room_of_long_lived(held - allowed_bytes):

@@ -1,21 +1,26 @@
 """What large model support needs of a kind of device: whose memory it moves, and how a limit holds."""
 
+import contextlib
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ebbtide import _core, torch_extension
+from ebbtide.errors import Error
 from ebbtide.locks import make_lock
+from ebbtide.saver.operations.hooked_operation import after_resumes
+from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.pools import captures
 from ebbtide.saver.pools.region_pools import registry
-from ebbtide.saver.reclaim import spilled
 from ebbtide.saver.regions import entry, startup
 from ebbtide.saver.regions.region import disabled, region
 from ebbtide.saver.values.arguments import NO_OVERFLOW_CODE, backup_code
 from ebbtide.torch_support import expandable_segments
 from ebbtide.torch_support.gpu_memory import limit_of_torch, limit_torch, memories, used_devices
 
+_T = TypeVar("_T")
 TAG = "lms"
 OVERFLOW_TAG = "lms.overflow"
 _WATCHES_NOTHING, _WATCHES_FLUSHES, _WATCHES_ALL = range(3)  # csrc/torch/lms/cuda_side.h
@@ -63,8 +68,8 @@ class Device(Protocol):
     def ordinary(self) -> AbstractContextManager[Any]:
         """What is allocated in here is such memory, also inside a region."""
 
-    def optional(self) -> AbstractContextManager[Any]:
-        """The same, and where it has no room, it is an OutOfMemoryError rather than memory on the host."""
+    def optional(self, make: Callable[[], _T]) -> _T:
+        """What `make` allocates is such memory, too. It is never on the host: without room, an OutOfMemoryError."""
 
     def making(self, trims: bool = True) -> AbstractContextManager[Any]:
         """Around a region of LMS's, in which memory that the limit has no room for lies on the host.
@@ -135,8 +140,8 @@ class SimulatedDevice:
     def ordinary(self) -> AbstractContextManager[Any]:
         return region(TAG)
 
-    def optional(self) -> AbstractContextManager[Any]:
-        return _Optional(self.ordinary())
+    def optional(self, make: Callable[[], _T]) -> _T:
+        return _without_overflow(self.ordinary(), make)
 
     def making(self, trims: bool = True) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -161,10 +166,13 @@ class CudaDevice:
     def attach(self, extension: Any) -> None:
         extension.follow_cuda(self.balance, self.give_back)
         _core.leave_torch_to_lms(True)
+        after_resumes.append(self.balance)
         expandable_segments.prefer()
 
     def release(self, extension: Any) -> None:
         self.set_limit(None)
+        if self.balance in after_resumes:
+            after_resumes.remove(self.balance)
         extension.leave_cuda()
         _core.leave_torch_to_lms(False)
 
@@ -284,8 +292,8 @@ class CudaDevice:
     def ordinary(self) -> AbstractContextManager[Any]:
         return disabled()
 
-    def optional(self) -> AbstractContextManager[Any]:
-        return _Optional(self.ordinary())
+    def optional(self, make: Callable[[], _T]) -> _T:
+        return _without_overflow(self.ordinary(), make)
 
     def making(self, trims: bool = True) -> AbstractContextManager[Any]:
         return _Making(self, self._makings, trims)
@@ -296,19 +304,10 @@ def _may_go_in_a_flush() -> bool:
     return any(key.overflow != NO_OVERFLOW_CODE for key, _ in registry.dissolved())
 
 
-class _Optional:
-    """See Device.optional."""
-
-    def __init__(self, ordinary: AbstractContextManager[Any]) -> None:
-        self._ordinary = ordinary
-
-    def __enter__(self) -> None:
-        self._ordinary.__enter__()
-        torch_extension.load("_lms").allow_overflow_here(False)
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        torch_extension.load("_lms").allow_overflow_here(True)
-        self._ordinary.__exit__(kind, error, trace)
+def _without_overflow(ordinary: AbstractContextManager[Any], make: Callable[[], _T]) -> _T:
+    with ordinary:
+        made: _T = torch_extension.load("_lms").without_overflow(make)
+        return made
 
 
 class _Making:
@@ -364,7 +363,8 @@ def release_dead_overflow() -> None:
     """What no tensor uses any more would keep its part of the device."""
     info = _core.query_tag(OVERFLOW_TAG)
     if info is not None and info.resident_bytes:
-        spilled.release_free(OVERFLOW_TAG)
+        with contextlib.suppress(Error):  # a capture, or a thread that takes some now
+            trim(OVERFLOW_TAG)
 
 
 def forget_overflow() -> None:

@@ -1,7 +1,9 @@
 """What copies need to know of a kind of device."""
 
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Device(Protocol):
@@ -10,5 +12,5 @@ class Device(Protocol):
     def allowed_bytes(self) -> int:
         """The limit."""
 
-    def optional(self) -> AbstractContextManager[Any]:
-        """What is allocated in here belongs to no tag of the program's."""
+    def optional(self, make: Callable[[], _T]) -> _T:
+        """What `make` allocates belongs to no tag of the program's, and is not on the host."""

@@ -101,8 +101,7 @@ class Pass:
         if self._slots and self._slots[0].buffer.nbytes < size_bytes and not self._slots[0].is_busy:
             self._slots.pop(0)  # for a larger one: its copy is used up, or will be before its memory is used again
         if len(self._slots) < SLOTS:
-            with self._device.optional():
-                slot = Slot(self._place, self._slot_bytes, self._stream)
+            slot = self._device.optional(lambda: Slot(self._place, self._slot_bytes, self._stream))
             self._side.wait_stream(self._stream)  # whose memory it was until now
             self._slots.append(slot)
             return slot

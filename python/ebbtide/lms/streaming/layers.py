@@ -126,8 +126,7 @@ class Layers:
 
     def _copy_at_once(self, weight: Any) -> Any:
         try:
-            with self._device.optional():
-                copy = weight.detach().clone()
+            copy = self._device.optional(weight.detach().clone)
         except torch.OutOfMemoryError:
             self._uses.count_slow_read()
             return None

@@ -145,8 +145,7 @@ class _Step:
 
         if kind not in self.lanes and not self.is_short:
             try:
-                with self._device.optional():
-                    self.lanes[kind] = make_lanes(kind, self._slot_bytes)
+                self.lanes[kind] = self._device.optional(lambda: make_lanes(kind, self._slot_bytes))
             except torch.OutOfMemoryError:
                 self.is_short = True
         return self.lanes.get(kind)

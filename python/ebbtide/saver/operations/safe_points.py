@@ -66,9 +66,7 @@ def safe_point(wait: bool = False) -> SafePoint:
     `ebbtide pause PID` and its like, and pauses for another's resume (`configure(give_up=)`). Without a request it
     costs a microsecond or two.
 
-        for batch in batches:
-            train(batch)
-            saver.safe_point(wait=True)
+        saver.safe_point(wait=True)  # after each step
 
     Call it where no other thread uses memory of the tags. A request that fails fails for the one who asked: nothing is
     raised here. During a capture, and inside of another safe point, nothing is done. What a request pauses keeps its
