@@ -100,18 +100,18 @@ def safe_point(wait: bool = False) -> SafePoint:
     return SafePoint(tuple(done), tuple(away), time.perf_counter() - begin)
 
 
-def offer_safe_points() -> None:
+def offer_safe_points() -> Any:
     """Makes the end of each step of torch's optimizers, in all threads, a `safe_point(wait=True)`. A program that runs
     with EBBTIDE_SHARED=1 has this from its first region on.
 
-        saver.configure(shared=True)
-        saver.offer_safe_points()
+        offered = saver.offer_safe_points()
+        offered.remove()  # ends it
+
+    Steps that torch.compile has compiled are none.
+
+    Returns:
+        torch's handle of a hook, with `remove()`.
     """
-    _offer()
-
-
-@functools.cache
-def _offer() -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -119,7 +119,7 @@ def _offer() -> None:
         if not torch.compiler.is_compiling():
             safe_point(wait=True)
 
-    register_optimizer_step_post_hook(after_step)
+    return register_optimizer_step_post_hook(after_step)
 
 
 member.after_joining_by_variable.append(offer_safe_points)
