@@ -277,7 +277,8 @@ def test_a_thread_waits_while_another_one_does_what_is_asked(two, place):
     pool = ThreadPoolExecutor(2)
     first = pool.submit(saver.safe_point)
     begun.wait()
-    assert not saver.safe_point().done, "without wait=True it does not wait for the other one"
+    before = time.monotonic()
+    assert not saver.safe_point().done and time.monotonic() - before < 0.5, "without wait=True it waits for nobody"
     second = pool.submit(saver.safe_point, wait=True)
     first.result()
     time.sleep(0.3)

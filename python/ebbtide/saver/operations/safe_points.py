@@ -135,7 +135,8 @@ def _serve(wait: bool, done: list[Asked]) -> list[str]:
     """Returns the tags of which something is away."""
     begin, has_said = time.monotonic(), False
     while True:
-        _do_all(done, wait)
+        if not _do_all(done, wait):
+            return sorted({tag for each in list(_away) for tag in each.paused_set.tags()})
         away = _tags_away()
         if not (wait and away):
             return away
@@ -173,16 +174,17 @@ def _forget_what_is_back() -> list[str]:
 after_resumes.append(lambda: _forget_what_is_back() if _away else None)
 
 
-def _do_all(done: list[Asked], wait: bool) -> None:
-    """Without `wait`, nothing where another thread does it: that one may wait for this one."""
+def _do_all(done: list[Asked], wait: bool) -> bool:
+    """False, without `wait`, where another thread does it: that one may wait for this one."""
     if not _lock.acquire(blocking=wait):
-        return
+        return False
     try:
         _now.is_doing = True
         done.extend(filter(_is_worth_telling, map(_do, member.begin_requests())))
     finally:
         _now.is_doing = False
         _lock.release()
+    return True
 
 
 def _is_worth_telling(asked: Asked) -> bool:
