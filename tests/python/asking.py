@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from companions import Companion, sharing
+from companions import Companion, running, sharing
 from ebbtide.processes import folder, requests
 
 MIB = 2**20
@@ -35,12 +35,8 @@ def variables() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def made(variables: dict[str, str]) -> Iterator[list[Companion]]:
-    found = [Companion(**variables) for _ in range(2)]
-    for one in found:
-        one.wait_until_ready()
-    yield found
-    for one in found:
-        one.close()
+    with running(2, variables) as found:
+        yield found
 
 
 @pytest.fixture

@@ -94,3 +94,14 @@ class Companion:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+@contextlib.contextmanager
+def running(count: int, variables: dict[str, str]) -> Iterator[list[Companion]]:
+    """So many, from their beginning to their end."""
+    made = [Companion(**variables) for _ in range(count)]
+    for one in made:
+        one.wait_until_ready()
+    yield made
+    for one in made:
+        one.close()

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from companions import Companion, sharing
+from companions import Companion, running, sharing
 
 pytestmark = pytest.mark.sim_only
 
@@ -33,12 +33,8 @@ def place(variables: dict[str, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def companions(variables: dict[str, str]) -> Iterator[list[Companion]]:
-    made = [Companion(**variables) for _ in range(3)]
-    for one in made:
-        one.wait_until_ready()
-    yield made
-    for one in made:
-        one.close()
+    with running(3, variables) as made:
+        yield made
 
 
 HELD = """
