@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
@@ -11,7 +10,7 @@ from ebbtide.errors import Error
 from ebbtide.processes import member
 from ebbtide.saver.pools import backends
 from ebbtide.saver.telling import watch
-from ebbtide.saver.values.arguments import check_flag, check_tags
+from ebbtide.saver.values.arguments import Tags, check_flag, check_tags
 from ebbtide.settings import Setting
 from ebbtide.sizes import format_size
 
@@ -28,7 +27,7 @@ Limit: TypeAlias = str | int | Literal[_Unchanged.UNCHANGED] | None
 Switch: TypeAlias = bool | Literal[_Unchanged.UNCHANGED]
 Folder: TypeAlias = str | os.PathLike[str] | Literal[_Unchanged.UNCHANGED] | None
 Shows: TypeAlias = watch.Display | Literal[_Unchanged.UNCHANGED]
-Tags: TypeAlias = str | Sequence[str] | Literal[_Unchanged.UNCHANGED] | None
+Offered: TypeAlias = Tags | Literal[_Unchanged.UNCHANGED] | None
 Files: TypeAlias = Literal["hidden", "named", _Unchanged.UNCHANGED]
 
 
@@ -51,7 +50,7 @@ def configure(
     copy_ahead: Switch = UNCHANGED,
     progress: Shows = UNCHANGED,
     shared: Switch = UNCHANGED,
-    give_up: Tags = UNCHANGED,
+    give_up: Offered = UNCHANGED,
 ) -> None:
     """Sets limits and switches; arguments that are left out stay as they are. All are checked before any is set.
 

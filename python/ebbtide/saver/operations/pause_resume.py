@@ -165,6 +165,16 @@ def resume(
     return log_report(Report.from_core(report), names)
 
 
+def resume_from(paused_set: "_core.PausedSet") -> int:
+    """Brings back exactly what `pause_into` noted in it, as far as it is away. Returns the bytes."""
+    names = paused_set.tags()
+    if not names:
+        return 0
+    call = partial(_core.resume, names, True, paused_set=paused_set)
+    report = run("resume", call, None, names, missing_ok=True, paused_set=paused_set)
+    return log_report(Report.from_core(report), names).bytes
+
+
 class Paused(DecoratingScope):
     """The context manager that `saver.paused` returns."""
 
@@ -195,20 +205,9 @@ class Paused(DecoratingScope):
         return pause_into(leaving, missing_ok, self._paused_set)
 
     def _close(self) -> Exception | None:
-        paused_set = self._paused_set
-        names = paused_set.tags() if paused_set is not None else []
-        if not names:
-            return None
         try:
-            report = run(
-                "resume",
-                partial(_core.resume, names, True, paused_set=paused_set),
-                None,
-                names,
-                missing_ok=True,
-                paused_set=paused_set,
-            )
-            log_report(Report.from_core(report), names)
+            if self._paused_set is not None:
+                resume_from(self._paused_set)
         except Exception as error:
             return error
         return None

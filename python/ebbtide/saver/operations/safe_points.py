@@ -1,7 +1,6 @@
 """`saver.safe_point`: where a program does what other processes have asked of it (`ebbtide pause PID`)."""
 
 import contextlib
-import functools
 import os
 import threading
 import time
@@ -13,12 +12,12 @@ from ebbtide.errors import Error, OutOfMemoryError
 from ebbtide.locks import make_lock
 from ebbtide.processes import member, queue, requests
 from ebbtide.saver.operations import pause_resume
-from ebbtide.saver.operations.hooked_operation import after_resumes, run
+from ebbtide.saver.operations.hooked_operation import after_resumes
 from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.pools import captures
 from ebbtide.saver.state.known_tags import find_tags
 from ebbtide.saver.values.arguments import AS_ALLOCATED, NO_BACKUP_CODE, check_flag, check_leaving
-from ebbtide.saver.values.reports import Asked, Report, SafePoint
+from ebbtide.saver.values.reports import Asked, SafePoint
 from ebbtide.stderr import say
 
 _LOOK_SECONDS = 0.5  # another thread may bring back what is away
@@ -231,7 +230,7 @@ def _pause_tags(request: requests.Request, tags: list[str], moved: _Moved) -> No
 def _undo(kept: _Away, moved: _Moved) -> None:
     """Of a pause that has failed. What stays away is told to the one who asked."""
     try:
-        _bring_back(kept)
+        pause_resume.resume_from(kept.paused_set)
     except Exception as error:
         moved.note(kept.paused_set.tags(), 0)
         say(f"what a failed pause for {kept.asker} took away is not back yet: {error}")
@@ -250,7 +249,7 @@ def _resume(request: requests.Request, moved: _Moved) -> None:
         return
     for each in list(_away):
         tags = each.tags()
-        moved.note(tags, _bring_back(each))
+        moved.note(tags, pause_resume.resume_from(each.paused_set))
 
 
 def _trim(request: requests.Request, moved: _Moved) -> None:
@@ -259,15 +258,6 @@ def _trim(request: requests.Request, moved: _Moved) -> None:
 
 
 _DOING = {requests.PAUSE: _pause, requests.RESUME: _resume, requests.TRIM: _trim}
-
-
-def _bring_back(away: _Away) -> int:
-    names = away.paused_set.tags()
-    if not names:
-        return 0
-    call = functools.partial(_core.resume, names, True, paused_set=away.paused_set)
-    report = run("resume", call, None, names, missing_ok=True, paused_set=away.paused_set)
-    return Report.from_core(report).bytes
 
 
 def _bring_back_own() -> bool:
@@ -282,7 +272,7 @@ def _has_come_back(away: _Away) -> bool:
         if not queue.may_start(device, wanted_bytes, away.since):
             return False
     try:
-        _bring_back(away)
+        pause_resume.resume_from(away.paused_set)
     except Exception as error:
         if not isinstance(error, OutOfMemoryError) and not getattr(_thread, "has_complained", False):
             _thread.has_complained = True
