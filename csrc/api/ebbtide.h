@@ -1,9 +1,9 @@
 /* ebbtide: GPU memory that leaves and comes back. The C API, version 1.
  *
  * This header includes ebbtide_ahead.h (copies ahead of a pause), ebbtide_causes.h (causes of refusals),
- * ebbtide_queries.h (allocations, tags, statistics and events), ebbtide_lms.h (large model support) and
- * ebbtide_threads.h (policies of threads). ebbtide_settings.h, which sets and shows limits and options by name, is
- * separate.
+ * ebbtide_queries.h (allocations, tags, statistics and events), ebbtide_lms.h (large model support), ebbtide_share.h
+ * (memory of several processes) and ebbtide_threads.h (policies of threads). ebbtide_settings.h, which sets and shows
+ * limits and options by name, is separate.
  *
  *   ebbtide_error error = EBBTIDE_ERROR_INIT;
  *   void *weights = NULL;
@@ -124,8 +124,9 @@ typedef struct ebbtide_policy {
   /* The caller has caches. Its first request is refused instead of spilled; it then frees its caches and asks again, at
    * once, in the same thread and for the same size, and that request may spill. Default false. */
   bool flushes_first;
+  bool exportable; /* ebbtide_export may give it to other processes; not with overflow; default false */
 } ebbtide_policy;
-#define EBBTIDE_POLICY_INIT {EBBTIDE_BACKUP_RAM, EBBTIDE_OVERFLOW_NONE, false, false}
+#define EBBTIDE_POLICY_INIT {EBBTIDE_BACKUP_RAM, EBBTIDE_OVERFLOW_NONE, false, false, false}
 
 /* A new allocation: resident, zeroed, its size rounded up to the device's granularity. policy NULL: the defaults. */
 EBBTIDE_API ebbtide_status ebbtide_alloc(const char* tag, const ebbtide_policy* policy, int32_t device,
@@ -381,5 +382,6 @@ EBBTIDE_API void ebbtide_release_backup(ebbtide_backup* backup);
 #include "ebbtide_causes.h"
 #include "ebbtide_lms.h"
 #include "ebbtide_queries.h"
+#include "ebbtide_share.h"
 #include "ebbtide_threads.h"
 #endif

@@ -19,6 +19,9 @@ typedef struct ebbtide_allocation_info {
   uint64_t address, size_bytes; /* the whole range; size as rounded */
   uint64_t resident_bytes, stored_bytes;
   int32_t device, place, backup, chunk_count;
+  bool is_exportable;  /* ebbtide_export may give it to other processes */
+  bool is_kept;        /* ebbtide_keep */
+  bool is_exported;    /* ebbtide_export */
   bool is_trimmed;     /* ebbtide_trim freed its memory or its backup */
   bool is_paused;      /* paused and not resumed since; its bytes on the host may have stayed there, resident */
   uint64_t sequence;   /* rises with each allocation */
@@ -82,6 +85,7 @@ typedef struct ebbtide_tag_info {
   uint64_t detached_bytes;    /* whole in memory that a failed trim, promote or demote could not map again: away until a
                                  resume */
   uint64_t ahead_bytes;       /* resident, and in a backup with a digest: a pause copies only changes since then */
+  uint64_t kept_bytes;        /* resident, and operations pass it by (ebbtide_keep) */
   int32_t backups;            /* bit 1 << ebbtide_backup for each kind that holds bytes of it or that its resident
                                  bytes get by default, and for EBBTIDE_BACKUP_NONE where content was dropped */
   bool is_hooked;             /* memory that the program allocated outside regions has it (ebbtide_threads.h) */

@@ -9,6 +9,7 @@
 
 // Allocations, slots, leases and captures.
 using namespace ebbtide;
+using api::as_address;
 using api::guarded;
 using api::require;
 using api::require_given;
@@ -26,8 +27,6 @@ void fill_host_pool(Core& core, int device) {
     log_line(LogLevel::kWarning, {"the host pool is not full: ", error.what()});
   }
 }
-
-CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 // No, where there is no answer: in a forked child.
 template <typename Question>

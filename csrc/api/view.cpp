@@ -37,10 +37,13 @@ BackupKind read_backup(int32_t value) {
 
 Policy read_policy(const ebbtide_policy* policy) {
   if (policy == nullptr) return Policy{};
+  require(!policy->exportable || policy->overflow == EBBTIDE_OVERFLOW_NONE,
+          "memory that other processes may have does not overflow to the host");
   return Policy{.backup = read_backup(policy->backup),
                 .retain = policy->retain,
                 .overflow = read_overflow(policy->overflow),
-                .flushes_first = policy->flushes_first};
+                .flushes_first = policy->flushes_first,
+                .is_exportable = policy->exportable};
 }
 
 AddressRange read_range(const ebbtide_range& range) {
@@ -110,6 +113,9 @@ ebbtide_allocation_info describe(const Allocation& allocation) {
   filled.place = place_of(allocation);
   filled.backup = static_cast<int32_t>(allocation.policy.backup);
   filled.is_trimmed = allocation.is_trimmed;
+  filled.is_exportable = allocation.policy.is_exportable;
+  filled.is_kept = allocation.is_kept();
+  filled.is_exported = allocation.export_count > 0;
   filled.is_paused = allocation.is_paused.load();
   filled.chunk_count = static_cast<int32_t>(allocation.chunks.size());
   filled.sequence = allocation.sequence;

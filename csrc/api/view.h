@@ -9,6 +9,8 @@
 // Conversions between the structs of ebbtide.h and those of the core. They throw InvalidArgument.
 namespace ebbtide::api {
 
+inline CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
 Policy read_policy(const ebbtide_policy* policy);  // null: the default
 BackupKind read_backup(int32_t value);
 OperationRequest read_request(const ebbtide_request* request);

@@ -67,5 +67,6 @@ void register_memory(pybind11::module_& module);
 void register_operations(pybind11::module_& module);
 void register_queries(pybind11::module_& module);
 void register_settings(pybind11::module_& module);
+void register_sharing(pybind11::module_& module);
 
 }  // namespace ebbtide::bindings

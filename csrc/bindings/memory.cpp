@@ -15,12 +15,13 @@ namespace {
 
 uint64_t as_number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
-ebbtide_policy policy_of(int backup, bool retain, int overflow, bool flushes_first) {
+ebbtide_policy policy_of(int backup, bool retain, int overflow, bool flushes_first, bool is_exportable) {
   ebbtide_policy policy = EBBTIDE_POLICY_INIT;
   policy.backup = backup;
   policy.retain = retain;
   policy.overflow = overflow;
   policy.flushes_first = flushes_first;
+  policy.exportable = is_exportable;
   return policy;
 }
 
@@ -44,15 +45,16 @@ void register_memory(py::module_& module) {
   const py::arg_v retain = py::arg("retain") = false;
   const py::arg_v overflow = py::arg("overflow") = 0;
   const py::arg_v flushes_first = py::arg("flushes_first") = false;
+  const py::arg_v exportable = py::arg("exportable") = false;
   module.def(
       "alloc",
       [](const std::string& tag, uint64_t size_bytes, int device, int backup, bool is_retained, int spill,
-         bool is_flushing) {
-        const ebbtide_policy policy = policy_of(backup, is_retained, spill, is_flushing);
+         bool is_flushing, bool is_exportable) {
+        const ebbtide_policy policy = policy_of(backup, is_retained, spill, is_flushing, is_exportable);
         return as_number(get<void*>(ebbtide_alloc, check_text(tag), &policy, device, size_bytes));
       },
       py::arg("tag"), py::arg("size_bytes"), py::arg("device") = 0,
-      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM), retain, overflow, flushes_first);
+      py::arg("backup") = static_cast<int>(EBBTIDE_BACKUP_RAM), retain, overflow, flushes_first, exportable);
   module.def(
       "free", [](uint64_t address) { call(ebbtide_free, reinterpret_cast<void*>(address)); }, py::arg("address"));
   module.def("find", &find, py::arg("address"));
@@ -65,11 +67,12 @@ void register_memory(py::module_& module) {
       py::arg("address"), py::arg("size_bytes"));
   module.def(
       "bind_slot",
-      [](const std::string& tag, int device, int backup, bool is_retained, int spill, bool is_flushing) {
-        const ebbtide_policy policy = policy_of(backup, is_retained, spill, is_flushing);
+      [](const std::string& tag, int device, int backup, bool is_retained, int spill, bool is_flushing,
+         bool is_exportable) {
+        const ebbtide_policy policy = policy_of(backup, is_retained, spill, is_flushing, is_exportable);
         return get<int32_t>(ebbtide_bind_slot, check_text(tag), &policy, device);
       },
-      py::arg("tag"), py::arg("device"), py::arg("backup"), retain, overflow, flushes_first);
+      py::arg("tag"), py::arg("device"), py::arg("backup"), retain, overflow, flushes_first, exportable);
   module.def("torch_functions", &torch_functions, py::arg("slot"));
   module.def("last_lease", &ebbtide_last_lease);
 }

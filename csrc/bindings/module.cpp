@@ -39,6 +39,7 @@ PYBIND11_MODULE(_core, module) {
   register_queries(module);
   register_living(module);
   register_settings(module);
+  register_sharing(module);
   register_frames(module);
   register_segments(module);
 }

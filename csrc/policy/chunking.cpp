@@ -7,8 +7,8 @@
 
 namespace ebbtide::policy {
 
-std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, bool has_backup) {
-  uint64_t chunk_bytes = round_up(has_backup ? 128 * kMiB : kGiB, granularity_bytes);
+std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, uint64_t chunk_bytes) {
+  chunk_bytes = round_up(chunk_bytes, granularity_bytes);
   while (size_bytes / chunk_bytes >= kMaxChunks) chunk_bytes *= 2;
   std::vector<uint64_t> chunks;
   chunks.reserve(size_bytes / chunk_bytes + 1);

@@ -15,11 +15,15 @@ namespace ebbtide::policy {
 //
 // Many small handles cost driver calls (16 GiB as 2 MiB handles: 0.6 s; as 64 MiB: 24 ms; as 1 GiB: 7 ms;
 // csrc/DESIGN.md, F10). A large handle can't be freed while any of its bytes are still being copied. So allocations
-// that are copied have chunks of 128 MiB, those that are only dropped have chunks of 1 GiB, and none has more than
+// that are copied have chunks of 128 MiB, and those that are only dropped have chunks of 1 GiB. Those that other
+// processes may have, where each handle is a descriptor that is made and sent, have chunks of 2 GiB. None has more than
 // kMaxChunks.
-std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, bool has_backup);
+std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, uint64_t chunk_bytes);
 
-inline constexpr uint64_t kMaxChunks = 256;
+inline constexpr uint64_t kCopiedChunkBytes = 128 * kMiB;
+inline constexpr uint64_t kDroppedChunkBytes = kGiB;
+inline constexpr uint64_t kExportableChunkBytes = 2 * kGiB;
+inline constexpr uint64_t kMaxChunks = 253;  // the kernel lets a message have no more descriptors
 
 // Chunks that come back side by side share a handle. The 15 GiB of a model are 195 of torch's segments. With a handle
 // for each, create, map and access take 15.8 ms, and unmap and release 13.3 ms. With handles of up to 128 MiB for

@@ -58,8 +58,27 @@ PhysicalMemory PhysicalMemory::create(size_t size_bytes, const CUmemAllocationPr
   return PhysicalMemory({Undo::Kind::kRelease, handle, size_bytes, device, handle});
 }
 
-PhysicalMemory PhysicalMemory::create_on_device(size_t size_bytes, int device) {
-  return create(size_bytes, device_properties(device), device);
+PhysicalMemory PhysicalMemory::create_on_device(size_t size_bytes, int device, bool is_exportable) {
+  CUmemAllocationProp properties = device_properties(device);
+  if (is_exportable) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  PhysicalMemory memory = create(size_bytes, properties, device);
+  memory.is_exportable_ = is_exportable;
+  return memory;
+}
+
+PhysicalMemory PhysicalMemory::import_file(int file, size_t size_bytes, int device) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* const given = reinterpret_cast<void*>(static_cast<intptr_t>(file));  // the driver's way to pass a descriptor
+  check(driver().cuMemImportFromShareableHandle(&handle, given, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+        "cuMemImportFromShareableHandle", "size=" + std::to_string(size_bytes));
+  return PhysicalMemory({Undo::Kind::kRelease, handle, size_bytes, device, handle});
+}
+
+int PhysicalMemory::export_file() const {
+  int file = -1;
+  check(driver().cuMemExportToShareableHandle(&file, handle(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+        "cuMemExportToShareableHandle", "size=" + std::to_string(size_bytes()));
+  return file;
 }
 
 PhysicalMemory PhysicalMemory::create_on_host(size_t size_bytes, const HostLocation& location) {

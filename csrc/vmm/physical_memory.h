@@ -1,6 +1,8 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
+#include <cstdint>
 
 #include "vmm/deferred_undos.h"
 #include "vmm/host_location.h"
@@ -10,6 +12,14 @@ namespace ebbtide {
 // Used in place of a device's ordinal for host memory.
 inline constexpr int kOnHost = -1;
 
+// What is asked of a handle on a device.
+struct HandleKind {
+  HandleKind(uint64_t bytes, bool exportable = false) : size_bytes(bytes), is_exportable(exportable) {}
+  uint64_t size_bytes;
+  bool is_exportable;
+  friend auto operator<=>(const HandleKind&, const HandleKind&) = default;
+};
+
 // Owns one driver handle: physical memory without an address. It may be released while it is mapped; the mapping then
 // keeps the memory.
 //
@@ -17,9 +27,12 @@ inline constexpr int kOnHost = -1;
 class PhysicalMemory : public Owner<Undo> {
  public:
   PhysicalMemory() = default;
-  // On the device. size_bytes is a multiple of granularity(device). Throws DriverError, with the code
-  // CUDA_ERROR_OUT_OF_MEMORY if there is too little.
-  static PhysicalMemory create_on_device(size_t size_bytes, int device);
+  // On the device. size_bytes is a multiple of granularity(device). exportable: export_file() may be called. Throws
+  // DriverError, with the code CUDA_ERROR_OUT_OF_MEMORY if there is too little.
+  static PhysicalMemory create_on_device(size_t size_bytes, int device, bool is_exportable = false);
+  // The memory behind a file of export_file() in this or another process. The caller closes the file. It can't be
+  // exported again. Throws DriverError.
+  static PhysicalMemory import_file(int file, size_t size_bytes, int device);
   // On the host. size_bytes is a multiple of the location's granularity. The kernel charges this memory to no cgroup
   // (csrc/DESIGN.md, F15), so the caller has claimed it from the host budget.
   static PhysicalMemory create_on_host(size_t size_bytes, const HostLocation& location);
@@ -28,6 +41,11 @@ class PhysicalMemory : public Owner<Undo> {
   size_t size_bytes() const { return object_.size_bytes; }
   int device() const { return object_.device; }  // kOnHost: none
   bool is_on_host() const { return has_handle() && device() == kOnHost; }
+  HandleKind kind() const { return {size_bytes(), is_exportable_}; }
+
+  // A descriptor, which the caller closes. Until then it holds the memory, in whatever process it is (csrc/DESIGN.md,
+  // F44). Throws DriverError.
+  int export_file() const;
 
   // Frees the memory now. Throws DriverError and keeps the handle if the driver refuses.
   void release();
@@ -35,6 +53,8 @@ class PhysicalMemory : public Owner<Undo> {
  private:
   using Owner::Owner;
   static PhysicalMemory create(size_t size_bytes, const CUmemAllocationProp& properties, int device);
+
+  bool is_exportable_ = false;
 };
 
 // Of a handle at this location.

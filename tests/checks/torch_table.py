@@ -149,6 +149,12 @@ NAMES: tuple[Name, ...] = (
     Name("_C._autograd._profiler_enabled", "whether second runs get a range of their own", ()),
     Name("_C._FunctionBase", "what a custom function reads in backward"),
     # Tensors, storages and modules.
+    Name("UntypedStorage._new_with_weak_ptr", "a storage that others may ask for, while it lives"),
+    Name("UntypedStorage._share_cuda_", "replaced, for torch's queues", is_cuda_only=True),
+    Name("UntypedStorage._new_shared_cuda", "replaced, for torch's queues", is_cuda_only=True),
+    Name("UntypedStorage._release_ipc_counter_cuda", "replaced, for torch's queues", is_cuda_only=True),
+    Name("multiprocessing.reductions.reduce_storage", "called by what replaces it, for torch's queues", ("",)),
+    Name("multiprocessing.reductions.StorageWeakRef", "a storage that others may ask for, while it lives", ("",)),
     Name("UntypedStorage._cdata", "the address of a storage's C++ object", is_of_instances=True),
     Name("Tensor._post_accumulate_grad_hooks", "whether a parameter's gradients are followed"),
     Name("Tensor._indices", "a part of a sparse tensor", ()),

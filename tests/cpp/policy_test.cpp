@@ -57,9 +57,9 @@ TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {
   for (int i = 0; i < 300; ++i) granules.push_back(1 + (random() >> (40 + random() % 24)));
   for (const uint64_t granularity : {2 * kMiB, 64 * kKiB, 512 * kMiB}) {
     for (const uint64_t count : granules) {
-      for (const bool has_backup : {false, true}) {
+      for (const uint64_t most : {kCopiedChunkBytes, kDroppedChunkBytes, kExportableChunkBytes}) {
         const uint64_t size = count * granularity;
-        const std::vector<uint64_t> chunks = cut_into_chunks(size, granularity, has_backup);
+        const std::vector<uint64_t> chunks = cut_into_chunks(size, granularity, most);
         ASSERT_FALSE(chunks.empty());
         EXPECT_EQ(std::accumulate(chunks.begin(), chunks.end(), uint64_t{0}), size);
         EXPECT_LE(chunks.size(), kMaxChunks);
@@ -77,11 +77,12 @@ TEST(Chunking, EverySizeIsCoveredInOrderByFewEnoughChunks) {
 }
 
 TEST(Chunking, CopiedMemoryHasSmallerChunksThanDroppedMemory) {
-  EXPECT_EQ(cut_into_chunks(2 * kMiB, 2 * kMiB, true).size(), 1u);
-  EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, true).size(), 8u);
-  EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, false).size(), 1u);
-  EXPECT_EQ(cut_into_chunks(kGiB + 2 * kMiB, 2 * kMiB, false).back(), 2 * kMiB);
-  EXPECT_LE(cut_into_chunks(140 * kGiB, 2 * kMiB, true).size(), kMaxChunks);
+  EXPECT_EQ(cut_into_chunks(2 * kMiB, 2 * kMiB, kCopiedChunkBytes).size(), 1u);
+  EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, kCopiedChunkBytes).size(), 8u);
+  EXPECT_EQ(cut_into_chunks(kGiB, 2 * kMiB, kDroppedChunkBytes).size(), 1u);
+  EXPECT_EQ(cut_into_chunks(kGiB + 2 * kMiB, 2 * kMiB, kDroppedChunkBytes).back(), 2 * kMiB);
+  EXPECT_EQ(cut_into_chunks(15 * kGiB, 2 * kMiB, kExportableChunkBytes).size(), 8u);
+  EXPECT_LE(cut_into_chunks(140 * kGiB, 2 * kMiB, kCopiedChunkBytes).size(), kMaxChunks);
 }
 
 TEST(CopyPlan, EveryPlanFitsItsRingItsThreadsAndItsBytes) {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,6 +83,16 @@ class Companion:
     def run(self, code: str) -> object:
         self.start(code)
         return self.answer()
+
+    def run_until(self, code: str, wanted: object, seconds: float = 10) -> object:
+        """Again, until it answers so, or for so long."""
+        deadline = time.monotonic() + seconds
+        while (found := self.run(code)) != wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    def poll(self) -> int | None:
+        return self._process.poll()
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

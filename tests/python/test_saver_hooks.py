@@ -34,7 +34,7 @@ def log(saver, tag):
     def note(event):
         return lambda name: entries.append((event, name, saver.is_paused(name)))
 
-    removers = [saver.on(event, tag, note(event)) for event in hooks.EVENTS]
+    removers = [saver.on(event, tag, note(event)) for event in hooks.AROUND]
     yield entries
     for remove in removers:
         remove()
@@ -71,7 +71,7 @@ def test_hooks_run_only_where_something_moves(saver, tag, tag2, log):
     saver.pause()
     saver.resume(tag)
     saver.resume(tag)
-    assert [event for event, *_ in log] == list(hooks.EVENTS)
+    assert [event for event, *_ in log] == list(hooks.AROUND)
     saver.resume()
     assert float(keep[0] + other[0]) == 2
 
@@ -185,7 +185,7 @@ def test_a_refused_resume_is_answered_by_after_pause(saver, tag, log, wait):
 def test_a_refused_swap_answers_both_sides(saver, tag, tag2, log):
     keep = [block(saver, tag), block(saver, tag2)]
     saver.pause(tag2)
-    remove = [saver.on(event, tag2, lambda name, event=event: log.append((event, name))) for event in hooks.EVENTS]
+    remove = [saver.on(event, tag2, lambda name, event=event: log.append((event, name))) for event in hooks.AROUND]
     saver.configure(host_limit=1)
     with pytest.raises(StoreError):
         saver.swap(pause=tag, resume=tag2)
@@ -216,7 +216,7 @@ def test_a_tag_that_is_left_midway_is_answered_by_what_finishes_it(saver, tag, t
     assert [entry[:2] for entry in log] == [("before_pause", tag), ("after_resume", tag2)]
     saver.pause(tag)
     saver.resume(tag)
-    assert [event for event, *_ in log[2:]] == list(hooks.EVENTS)
+    assert [event for event, *_ in log[2:]] == list(hooks.AROUND)
     remove()
     other()
     assert [float(t[0]) for t in keep[:3]] == [1, 2, 1]

@@ -92,7 +92,7 @@ CALLS = {
 def test_no_table_of_everything_for_a_call_about_one_tag(saver, tag, tag2, tables, looks, call, hooked):
     kept = make(saver, tag), make(saver, tag2)
     removals = (
-        [saver.on(event, each, lambda _: None) for event in hooks.EVENTS for each in (tag, "*")] if hooked else []
+        [saver.on(event, each, lambda _: None) for event in hooks.AROUND for each in (tag, "*")] if hooked else []
     )
     try:
         call(saver, tag, kept[0])
@@ -173,7 +173,7 @@ def test_hooks_of_a_tag_and_of_all_run_in_the_order_in_which_they_were_added(sav
     finally:
         for remove in removals:
             remove()
-    assert not hooks.wants(hooks.EVENTS)
+    assert not hooks.wants(hooks.AROUND)
     assert len(kept) == 2
 
 

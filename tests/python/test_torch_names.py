@@ -23,6 +23,7 @@ IS_CUDA = torch.version.cuda is not None
 ALL_VERSIONS = [(2, minor) for minor in range(versions.LEAST_TORCH[1], versions.NEWEST_TORCH[1] + 1)]
 EXPECTED = [name for name in NAMES if name.is_expected(VERSION, IS_CUDA)]
 FAKE_TENSOR = "torch._subclasses.fake_tensor"  # a module that `import torch` alone does not import
+importlib.import_module("torch.utils._device")  # nor this one
 INSTANCES = {
     "_subclasses.fake_tensor.FakeTensorMode": lambda: importlib.import_module(FAKE_TENSOR).FakeTensorMode(),
     "_ops.OpOverload": lambda: torch.ops.aten.add.Tensor,

@@ -53,7 +53,7 @@ TagClaim CopyAhead::claim() const {
                is_first_step = is_first_step()](const Allocation& allocation) {
                 if (allocation.sequence < begin || (window->is_full && !is_first_step)) return false;
                 if (allocation.policy.backup == BackupKind::kNone || allocation.is_away()) return false;
-                if (allocation.is_paused.load() || allocation.device_bytes() == 0) return false;
+                if (allocation.is_kept() || allocation.is_paused.load() || allocation.device_bytes() == 0) return false;
                 if (is_first_step) window->add_to_whole(allocation);
                 if (window->is_full) return false;
                 const bool is_first = window->device < 0;

@@ -6,15 +6,21 @@
 namespace ebbtide {
 namespace {
 
+uint64_t chunk_bytes_of(const Policy& policy) {
+  if (policy.is_exportable) return policy::kExportableChunkBytes;
+  return policy.backup == BackupKind::kNone ? policy::kDroppedChunkBytes : policy::kCopiedChunkBytes;
+}
+
 void add_device_chunks(Core& core, Allocation& allocation, DeviceCharge charge, const DeviceSet& peers) {
   if (charge.size_bytes() == 0) return;
   const int device = allocation.device;
-  const bool has_backup = allocation.policy.backup != BackupKind::kNone;
-  for (const uint64_t chunk_bytes : policy::cut_into_chunks(charge.size_bytes(), granularity(device), has_backup)) {
+  const Policy& policy = allocation.policy;
+  for (const uint64_t chunk_bytes :
+       policy::cut_into_chunks(charge.size_bytes(), granularity(device), chunk_bytes_of(policy))) {
     Chunk& chunk = allocation.add_chunk(chunk_bytes);
     Backing& backing = *chunk.backing;
     backing.charge = charge.split(chunk_bytes);
-    backing.memory = PhysicalMemory::create_on_device(chunk_bytes, device);
+    backing.memory = PhysicalMemory::create_on_device(chunk_bytes, device, policy.is_exportable);
     backing.mapping = core.peers.map(allocation.address() + chunk.offset, backing.memory, device, peers);
   }
 }

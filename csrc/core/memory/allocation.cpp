@@ -75,7 +75,8 @@ Amounts Allocation::amounts() const {
   found.ahead_bytes = is_held ? std::min<uint64_t>(counted.ahead_bytes, found.retained_bytes) : known_bytes();
   found.paused_host_bytes = is_paused.load() ? found.host_bytes : 0;
   found.away_count = wants_resume() && !is_trimmed ? 1 : 0;
-  found.here_count = found.device_bytes > 0 || has_stale_memory() ? 1 : 0;
+  found.kept_bytes = is_kept() ? found.resident_bytes : 0;
+  found.here_count = !is_kept() && (found.device_bytes > 0 || has_stale_memory()) ? 1 : 0;
   return found;
 }
 

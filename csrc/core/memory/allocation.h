@@ -17,8 +17,8 @@
 // One contiguous address range that was handed to the caller, and the chunks behind it. The backing of a chunk belongs
 // to the holder: the allocator until registration, an operation while is_held, the free after the registry. Any thread
 // may read place. is_unused belongs to the operations. The registry's lock guards is_held, is_doomed, is_trimmed and
-// counted; also stored and verdicts, which only the holder changes, so that it reads them without the lock. Tag,
-// policy, device and addresses never change.
+// counted, keep_count and export_count; also stored and verdicts, which only the holder changes, so that it reads them
+// without the lock. Tag, policy, device and addresses never change.
 namespace ebbtide {
 
 struct Tag;
@@ -32,6 +32,7 @@ struct Policy {
   bool retain = false;  // whether a resume, unless told otherwise, keeps the backup; pinned ones are kept anyway
   Overflow overflow = Overflow::kNone;
   bool flushes_first = false;    // the caller flushes its caches when refused, and asks again: only then it spills
+  bool is_exportable = false;    // other processes may have the memory on the device; it does not overflow
   bool is_freed_singly = false;  // the caller frees allocations one by one, and expects the memory back each time
   friend bool operator==(const Policy&, const Policy&) = default;
 };
@@ -124,6 +125,8 @@ struct Allocation {
   bool is_unused = false;   // none of it was in use when it was last paused
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free
+  int keep_count = 0;       // more than 0: no operation takes it away
+  int export_count = 0;     // more than 0: another process may use it, and an operation that would take it is refused
   Amounts counted;          // its part of the tag's amounts: as of the end of the last operation on it
 
   CUdeviceptr address() const { return addresses->address(); }
@@ -141,11 +144,12 @@ struct Allocation {
   size_t known_bytes() const;  // on the device, and in the backup with a digest; not while an operation holds it
   bool is_away() const { return resident_bytes() != size_bytes(); }
   // Whether an operation of this kind selects it. Pauses, promotions and demotions skip paused ones.
-  bool wants_pause() const { return has_stale_memory() || (has_memory() && !is_paused.load()); }
+  bool is_kept() const { return keep_count > 0; }
+  bool wants_pause() const { return !is_kept() && (has_stale_memory() || (has_memory() && !is_paused.load())); }
   bool wants_resume() const { return is_paused.load() || is_away(); }
-  bool wants_trim() const { return !is_trimmed || has_memory() || stored != nullptr; }
+  bool wants_trim() const { return !is_kept() && (!is_trimmed || has_memory() || stored != nullptr); }
   bool wants_promotion() const { return host_bytes() > 0 && !is_paused.load(); }
-  bool wants_demotion() const { return device_bytes() > 0 && !is_paused.load(); }
+  bool wants_demotion() const { return !is_kept() && device_bytes() > 0 && !is_paused.load(); }
   bool is_any_stored() const { return bytes_in(Place::kStored) > 0; }
   bool has_stale_memory() const;
   bool has_memory() const;  // behind any chunk, whatever its state

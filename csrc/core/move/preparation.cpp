@@ -6,9 +6,10 @@
 namespace ebbtide {
 
 TagClaim Preparation::claim() const {
-  return {.tags = request().tags,
-          .concerns = [](const Allocation& allocation) { return allocation.device_bytes() > 0; },
-          .moves_memory = false};
+  return {
+      .tags = request().tags,
+      .concerns = [](const Allocation& allocation) { return !allocation.is_kept() && allocation.device_bytes() > 0; },
+      .moves_memory = false};
 }
 
 void Preparation::prepare(const Allocations& allocations) {

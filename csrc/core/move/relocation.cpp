@@ -31,7 +31,8 @@ void Relocation::add_spare(Batch& batch, Source& source) const {
 void Relocation::add_device_spare(Batch& batch, Source& source) {
   const int device = source.allocation->device;
   DeviceCharge charge = core().budgets.device.charge(device, source.chunk->size_bytes);
-  PhysicalMemory memory = PhysicalMemory::create_on_device(source.chunk->size_bytes, device);
+  PhysicalMemory memory =
+      PhysicalMemory::create_on_device(source.chunk->size_bytes, device, source.allocation->policy.is_exportable);
   add_spare(batch, source);
   source.spare->backing->charge = std::move(charge);
   source.spare->backing->memory = std::move(memory);

@@ -14,7 +14,10 @@ namespace {
 // Beyond the larger of the two sides, so that both directions of the bus have something to do from the start.
 constexpr uint64_t kMarginBytes = 256 * kMiB;
 
-uint64_t sum_of(const std::vector<uint64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), uint64_t{0}); }
+uint64_t sum_of(const std::vector<HandleKind>& handles) {
+  return std::accumulate(handles.begin(), handles.end(), uint64_t{0},
+                         [](uint64_t sum, const HandleKind& each) { return sum + each.size_bytes; });
+}
 
 void note_swapped(const Allocations& allocations) {
   for (const auto& allocation : allocations) allocation->tag->was_swapped = true;
@@ -37,11 +40,11 @@ void SwapOut::prepare(const Allocations& allocations) {
   Pause::prepare(allocations);
 }
 
-void SwapOut::open(int device, const std::vector<uint64_t>& returning_sizes) {
+void SwapOut::open(int device, const std::vector<HandleKind>& returning) {
   const uint64_t leaving_bytes = Pause::leaving_bytes(device);
-  const uint64_t returning_bytes = sum_of(returning_sizes);
-  const uint64_t largest =
-      returning_sizes.empty() ? 0 : *std::max_element(returning_sizes.begin(), returning_sizes.end());
+  const uint64_t returning_bytes = sum_of(returning);
+  uint64_t largest = 0;
+  for (const HandleKind& each : returning) largest = std::max(largest, each.size_bytes);
   const uint64_t difference = saturating_subtract(returning_bytes, leaving_bytes);
   const uint64_t margin = std::min(std::max(kMarginBytes, largest), returning_bytes);
   // The margin is welcome, the difference is needed.
@@ -55,10 +58,10 @@ void SwapOut::open(int device, const std::vector<uint64_t>& returning_sizes) {
     charge = budget.charge(device, ahead_bytes);
   }
   auto memory = std::make_unique<SwappedMemory>(device, leaving_bytes, leaving_bytes + ahead_bytes);
-  for (const uint64_t size_bytes : returning_sizes) memory->announce(size_bytes);
+  for (const HandleKind& each : returning) memory->announce(each);
   const ContextScope scope(device);
   try {
-    memory->create_ahead(returning_sizes, difference, std::move(charge));
+    memory->create_ahead(returning, difference, std::move(charge));
   } catch (const DriverError& error) {
     rethrow_shortage(error, budget, device, difference, "swap");
   }
@@ -79,18 +82,18 @@ void SwapOut::release(int device, Backing& backing) {
 void SwapIn::prepare(const Allocations& allocations) {
   note_swapped(allocations);
   Resume::prepare(allocations);
-  sizes_ = returning_sizes();
+  handles_ = returning_handles();
   std::set<int> devices = leaving_.devices();
   devices.insert(Resume::devices().begin(), Resume::devices().end());
-  for (const int device : devices) leaving_.open(device, sizes_[device]);
+  for (const int device : devices) leaving_.open(device, handles_[device]);
 }
 
-std::optional<Resume::TakenMemory> SwapIn::take_memory(int device, uint64_t size_bytes) {
+std::optional<Resume::TakenMemory> SwapIn::take_memory(int device, const HandleKind& kind) {
   try {
-    SwappedMemory::Handle handle = leaving_.memory(device).take(size_bytes);
+    SwappedMemory::Handle handle = leaving_.memory(device).take(kind);
     return TakenMemory{std::move(handle.charge), std::move(handle.memory), handle.is_fresh};
   } catch (const DriverError& error) {
-    rethrow_shortage(error, core().budgets.device, device, sum_of(sizes_.at(device)), "swap");
+    rethrow_shortage(error, core().budgets.device, device, sum_of(handles_.at(device)), "swap");
   }
 }
 

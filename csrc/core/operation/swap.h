@@ -25,7 +25,7 @@ class SwapOut final : public Pause {
 
   // Opens the way on one device, once the returning side is known: memory for its excess over the leaving side,
   // created now, and a margin so that both directions of the bus begin at once. Throws OutOfMemory.
-  void open(int device, const std::vector<uint64_t>& returning_sizes);
+  void open(int device, const std::vector<HandleKind>& returning);
   SwappedMemory& memory(int device) { return *memory_.at(device); }
   // Memory that was not taken goes back.
   void close() noexcept { memory_.clear(); }
@@ -48,11 +48,11 @@ class SwapIn final : public Resume {
 
  protected:
   bool takes_over_memory() const override { return true; }
-  std::optional<TakenMemory> take_memory(int device, uint64_t size_bytes) override;
+  std::optional<TakenMemory> take_memory(int device, const HandleKind& kind) override;
 
  private:
   SwapOut& leaving_;
-  std::map<int, std::vector<uint64_t>> sizes_;  // of the returning side, by device
+  std::map<int, std::vector<HandleKind>> handles_;  // of the returning side, by device
 };
 
 }  // namespace ebbtide

@@ -12,8 +12,8 @@
 namespace ebbtide {
 
 // Device memory that changes hands during a swap, on one device. The giving side offers what it releases, the taking
-// side takes it; together they hold at most limit_bytes. A handle of a wanted size is handed over. Any other is
-// released, and its bytes are created anew in the wanted sizes. This always ends: kept handles are a part of the wanted
+// side takes it; together they hold at most limit_bytes. A handle of a wanted kind is handed over. Any other is
+// released, and its bytes are created anew in the wanted kinds. This always ends: kept handles are a part of the wanted
 // ones, so once everything was offered there is room for the next taker.
 class SwappedMemory {
  public:
@@ -27,15 +27,15 @@ class SwappedMemory {
   SwappedMemory(int device, uint64_t leaving_bytes, uint64_t limit_bytes)
       : device_(device), held_bytes_(leaving_bytes), limit_bytes_(limit_bytes) {}
 
-  // Before anything is offered. A handle of this size will be taken.
-  void announce(uint64_t size_bytes);
-  // Before anything is offered. Creates handles of these sizes, in order, as far as the limit allows, paid for by
+  // Before anything is offered. A handle of this kind will be taken.
+  void announce(const HandleKind& kind);
+  // Before anything is offered. Creates these handles, in order, as far as the limit allows, paid for by
   // charge. required_bytes are created in any case; it throws DriverError if they can't be. Where no whole handle fits
   // into the rest of them, a placeholder holds it until the first handle is created for a taker. If more can't be had,
   // the limit is lowered.
-  void create_ahead(const std::vector<uint64_t>& sizes, uint64_t required_bytes, DeviceCharge charge);
+  void create_ahead(const std::vector<HandleKind>& handles, uint64_t required_bytes, DeviceCharge charge);
 
-  // The giving side. Takes over both. A handle of a size that is not wanted is released; if that throws DriverError,
+  // The giving side. Takes over both. A handle of a kind that is not wanted is released; if that throws DriverError,
   // memory keeps its handle and charge its bytes.
   void offer(PhysicalMemory& memory, DeviceCharge& charge);
   // The giving side has ended.
@@ -43,14 +43,14 @@ class SwappedMemory {
 
   // The taking side: one announced handle. Waits for room. Throws DriverError where the device has too little after
   // all, StateError where the giving side ended too early.
-  Handle take(uint64_t size_bytes);
+  Handle take(const HandleKind& kind);
 
  private:
   const int device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<uint64_t, size_t> wanted_;  // size -> handles that are still to be taken and not kept for it
-  std::map<uint64_t, std::vector<Handle>> kept_;
+  std::map<HandleKind, size_t> wanted_;  // handles that are still to be taken and not kept for it
+  std::map<HandleKind, std::vector<Handle>> kept_;
   PhysicalMemory placeholder_;
   DeviceCharge spare_;  // of memory that was released or is the placeholder's, for memory to be created
   uint64_t held_bytes_;

@@ -115,9 +115,14 @@ class Registry {
     return pointer;
   }
 
+  // Counts of an allocation that no other operation holds: how often it is kept, and how often it is exported. change:
+  // 1 or -1, which does nothing at 0.
+  void count_keep(Allocation& allocation, int change);
+  void count_export(Allocation& allocation, int change);
+
   // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for
-  // a leased one where a claim refuses that.
+  // a leased one, or exported memory, where a claim refuses that.
   Selection claim(std::vector<TagClaim> claims);
   // Visits the allocations that claim() would hold now, by claim, and holds nothing. Waits and throws as it does. visit
   // is called under the lock, and must not keep an allocation, which would put off its free.

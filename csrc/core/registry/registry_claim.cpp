@@ -67,6 +67,16 @@ void check_leases(const Tag& tag) {
                    " is inside its region, where torch may hand out this memory at any moment. Leave the region first");
 }
 
+// Where memory of the group leaves.
+void check_exports(const Selection::Group& group) {
+  if (group.claim.leases == TagClaim::Leases::kAllowed || group.claim.is_among_all) return;
+  for (const auto& allocation : group.allocations) {
+    if (allocation->export_count == 0 || !allocation->has_memory()) continue;
+    throw StateError("tag '" + allocation->tag->name +
+                     "' has memory that another process uses: it can leave when that process has let go of it");
+  }
+}
+
 }  // namespace
 
 std::vector<Tag*> Registry::wait_until_free(std::unique_lock<HandlerSafeMutex>& lock,
@@ -132,6 +142,7 @@ Selection Registry::choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector
     select(group);
     group.losing_tags = find_losing_tags(group);
     for (const Tag* tag : group.losing_tags) check_leases(*tag);
+    check_exports(group);
   }
   return selection;
 }

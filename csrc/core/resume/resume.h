@@ -31,8 +31,8 @@ class Resume : public Move {
   void settle() noexcept override;
   void count(Counters& counters, const ReportRow& total) const override;
 
-  // The sizes of the handles that come back, by device, in the order in which they will be mapped.
-  std::map<int, std::vector<uint64_t>> returning_sizes() const;
+  // The handles that come back, by device, in the order in which they will be mapped.
+  std::map<int, std::vector<HandleKind>> returning_handles() const;
 
   // After prepare(): maps everything in the calling thread and queues the copies in the background; then run_device()
   // waits until they have landed. Null, with nothing done, where a device can't be copied to in the background.
@@ -42,13 +42,13 @@ class Resume : public Move {
   // Whether memory comes from a pause at the same time. Then it holds old bytes, it may have to be waited for, and the
   // bus is shared.
   virtual bool takes_over_memory() const { return false; }
-  // Device memory for the next handle of returning_sizes(), where prepare() has not created it.
+  // Device memory for the next of returning_handles(), where prepare() has not created it.
   struct TakenMemory {
     DeviceCharge charge;
     PhysicalMemory memory;
     bool is_fresh = true;  // reads as zeros
   };
-  virtual std::optional<TakenMemory> take_memory(int /*device*/, uint64_t /*size_bytes*/) { return std::nullopt; }
+  virtual std::optional<TakenMemory> take_memory(int /*device*/, const HandleKind& /*kind*/) { return std::nullopt; }
 
  private:
   struct ResumedAllocation {
@@ -80,11 +80,13 @@ class Resume : public Move {
     bool is_on_host = false;           // where it goes
     bool is_detached = false;          // its bytes are in its memory: it is one chunk, that must be mapped and no more
     bool is_fresh = true;              // its memory reads as zeros
+    bool is_exportable = false;        // other processes may have its memory; then it is one chunk
     std::shared_ptr<Backing> backing;  // that of all its chunks
     std::vector<size_t> members;       // of the work's returning, by address
     size_t missing = 0;                // members that have not arrived
 
     bool wants_device_memory() const { return !is_on_host && !is_detached; }
+    HandleKind kind() const { return {size_bytes, is_exportable}; }
   };
   struct DeviceWork {
     DeviceSet peers;

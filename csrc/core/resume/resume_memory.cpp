@@ -12,9 +12,12 @@
 namespace ebbtide {
 
 // Whether two chunks that lie side by side may leave and return together. Allocations that are freed one by one, so
-// that others may have their memory, do not share it; nor does unused memory, which a trim may want.
+// that others may have their memory, do not share it; nor does unused memory, which a trim may want, nor what other
+// processes may have, who would have the neighbours as well.
 bool Resume::may_share(const ReturningChunk& one, const ReturningChunk& other) {
-  const auto is_alone = [](const ReturningChunk& each) { return each.is_on_host || each.chunk->is_detached.load(); };
+  const auto is_alone = [](const ReturningChunk& each) {
+    return each.is_on_host || each.chunk->is_detached.load() || each.allocation().policy.is_exportable;
+  };
   if (is_alone(one) || is_alone(other)) return false;
   if (one.of == other.of) return true;
   const auto is_freed_with_its_pool = [](const ReturningChunk& each) {
@@ -48,6 +51,7 @@ void Resume::group(DeviceWork& work) {
     group.address = first.address();
     group.is_on_host = first.is_on_host;
     group.is_detached = first.chunk->is_detached.load();
+    group.is_exportable = first.allocation().policy.is_exportable;
     group.backing = group.is_detached ? first.chunk->backing : std::make_shared<Backing>();
     group.missing = each.size();
     for (const size_t index : each) {
@@ -69,7 +73,7 @@ void Resume::try_create_memory(int device, DeviceWork& work) {
   for (const Group& group : work.groups) {
     if (!group.wants_device_memory()) continue;
     group.backing->charge = charge.split(group.size_bytes);
-    group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device);
+    group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device, group.is_exportable);
   }
 }
 
@@ -84,7 +88,7 @@ void Resume::create_memory_by_room(int device, DeviceWork& work) {
     if (group.size_bytes > policy::usable_bytes(*room, allocation_bytes)) continue;
     try {
       group.backing->charge = core().budgets.device.charge(device, group.size_bytes);
-      group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device);
+      group.backing->memory = PhysicalMemory::create_on_device(group.size_bytes, device, group.is_exportable);
     } catch (const Error& error) {
       group.backing->charge.reset();
       if (!is_device_shortage(error)) throw;
@@ -127,20 +131,20 @@ void Resume::create_memory(int device, DeviceWork& work) {
   }
 }
 
-std::map<int, std::vector<uint64_t>> Resume::returning_sizes() const {
-  std::map<int, std::vector<uint64_t>> sizes;
+std::map<int, std::vector<HandleKind>> Resume::returning_handles() const {
+  std::map<int, std::vector<HandleKind>> handles;
   for (const auto& [device, work] : work_) {
     for (const Group& group : work.groups) {
-      if (group.wants_device_memory()) sizes[device].push_back(group.size_bytes);
+      if (group.wants_device_memory()) handles[device].push_back(group.kind());
     }
   }
-  return sizes;
+  return handles;
 }
 
 void Resume::map(int device, DeviceWork& work, Group& group) {
   Backing& backing = *group.backing;
   if (group.wants_device_memory()) {
-    if (auto taken = take_memory(device, group.size_bytes)) {
+    if (auto taken = take_memory(device, group.kind())) {
       backing.charge = std::move(taken->charge);
       backing.memory = std::move(taken->memory);
       group.is_fresh = taken->is_fresh;

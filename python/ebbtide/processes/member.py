@@ -26,7 +26,6 @@ from ebbtide.stderr import say
 
 _SECONDS = 1.0
 _MOST_HOLDINGS = 1000
-_THREADS_OF_ONE_PROGRAM = 2  # the one that waits, and ours
 
 _lock = make_lock()
 after_joining_by_variable: list[Callable[[], object]] = []
@@ -71,6 +70,12 @@ def join_if_wanted() -> None:
         _join()
         for each in after_joining_by_variable if _says_variable() else ():
             each()
+
+
+def join() -> None:
+    """Joins the others, where this process has not. Where that can't be, a line says why."""
+    if _joined is None:
+        _join()
 
 
 def _join() -> None:
@@ -241,7 +246,7 @@ def _may_help_others(before: Entry, now: Entry) -> bool:
 
 def is_alone() -> bool:
     """Whether no thread of the program's can make room while one waits."""
-    return threading.active_count() <= _THREADS_OF_ONE_PROGRAM
+    return sum(not thread.name.startswith("ebbtide-") for thread in threading.enumerate()) <= 1
 
 
 def waits_here() -> list[Wait]:

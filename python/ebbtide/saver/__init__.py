@@ -26,6 +26,8 @@ Move it (without tags: every tag):
     promote(tags)       moves memory from the host to the device
     demote(tags)        moves memory from the device to the host
     on(event, tag, f)   calls a function around pauses and resumes
+    share(tensor)       lets other processes use its memory (attach)
+    keep(tensor)        keeps its memory on the device through pauses
     safe_point()        does what other processes ask for (`ebbtide pause PID`)
     offer_safe_points() does so after each step of torch's optimizers
     order(x)            an order for resume(order=x), made once for many resumes
@@ -70,6 +72,8 @@ from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
 from ebbtide.saver.regions.region import disabled, region
+from ebbtide.saver.sharing.share import attach, keep, share
+from ebbtide.saver.sharing.shared import Shared
 from ebbtide.saver.state.hooks import on
 from ebbtide.saver.survey.contents import explain, survivors
 from ebbtide.saver.survey.outside import outside
@@ -115,6 +119,7 @@ __all__ = [
     "Report",
     "ReportRow",
     "SafePoint",
+    "Shared",
     "Survivor",
     "Survivors",
     "Swap",
@@ -122,6 +127,7 @@ __all__ = [
     "TagTable",
     "Whereabouts",
     "adopt",
+    "attach",
     "backup_of",
     "configure",
     "cuda_graph",
@@ -131,6 +137,7 @@ __all__ = [
     "explain",
     "graph_pool",
     "is_paused",
+    "keep",
     "offer_safe_points",
     "on",
     "order",
@@ -143,6 +150,7 @@ __all__ = [
     "resume",
     "safe_point",
     "settings",
+    "share",
     "stats",
     "survivors",
     "swap",

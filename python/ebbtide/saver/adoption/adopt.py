@@ -62,7 +62,8 @@ def adopt(*objects: Any, tag: str, backup: BackupName | None = "ram", force: boo
 
     Raises:
         TypeError, ValueError: malformed arguments.
-        StateError: a tensor is paused, a capture is under way, or (see `region`) regions cannot work here. Nothing
+        StateError: a tensor is paused, is kept (`keep`) or used by another process; a capture is under way, or (see
+            `region`) regions cannot work here. Nothing
             moved.
         torch.OutOfMemoryError: the device has too little room for one more storage; nothing is lost, and each tensor
             is whole in its old or new place.
@@ -149,8 +150,12 @@ def _choose_moves(
             leases.open_lease(info.tag, holder_name())
         if _core.is_away(storage.data_ptr(), storage.nbytes()):
             raise StateError(f"a tensor to adopt is paused: resume its tag {info.tag!r} first")
-        if info.tag != tag or info.backup != backup:
-            moves.append(storage)
+        if info.tag == tag and info.backup == backup:
+            continue
+        if info.is_kept or info.is_exported:
+            user = "saver.keep keeps" if info.is_kept else "another process uses"
+            raise StateError(f"{user} the memory of a tensor to adopt, in tag {info.tag!r}: it can't move now")
+        moves.append(storage)
     return moves
 
 

@@ -81,7 +81,7 @@ class _Keeper:
         """One pass over a tag. How long to rest before the next, or None: the tag is no longer kept ahead."""
         try:
             info = _core.query_tag(name)
-            if info is None or info.resident_bytes == info.paused_host_bytes or not _is_on():
+            if info is None or info.resident_bytes == info.paused_host_bytes + info.kept_bytes or not _is_on():
                 return None
             seconds = copying.copy([name], _is_on).seconds
         except Exception as error:

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
-from ebbtide.processes import member
+from ebbtide.processes import lent, member
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
 from ebbtide.saver.pools import bypass, captures, workspaces
 from ebbtide.saver.reclaim import torch_cache
 from ebbtide.saver.reclaim.look import Look, make_room
-from ebbtide.saver.state import hooks
+from ebbtide.saver.state import hooks, remapped
 from ebbtide.saver.state.known_tags import has_memory_away
 from ebbtide.saver.telling.watch import watched
 from ebbtide.saver.values.arguments import PauseRequest
@@ -30,7 +30,7 @@ Kind = Literal["pause", "resume"]
 Action = tuple[Kind, str]  # with a tag
 
 after_resumes: list[Callable[[], object]] = []
-_EVENTS = {"pause": hooks.EVENTS[:2], "resume": hooks.EVENTS[2:], "swap": hooks.EVENTS}
+_EVENTS = {"pause": hooks.AROUND[:2], "resume": hooks.AROUND[2:], "swap": hooks.AROUND}
 
 
 def run(
@@ -94,6 +94,28 @@ def _move(
     hooked: "HookedOperation | None",
 ) -> _T:
     """The steps of `run` for which the tags must be at rest."""
+    if leaving is None and not lent.are_used():
+        return _move_own(operation, call, names, leaving, returning, seconds, finish, hooked)
+    try:
+        if leaving is not None:
+            lent.make_way(names)
+        return _move_own(operation, call, names, leaving, returning, seconds, finish, hooked)
+    finally:
+        if finish is None:
+            lent.give_back()
+
+
+def _move_own(
+    operation: str,
+    call: Callable[..., _T],
+    names: list[str],
+    leaving: PauseRequest | None,
+    returning: list[str] | None,
+    seconds: float,
+    finish: "Callable[[_T, HookedOperation | None], Any] | None",
+    hooked: "HookedOperation | None",
+) -> _T:
+    """The same once other processes have let go of the memory."""
     if leaving is not None:
         enabling.look_before_pause(names)
     look = Look([*names, *(returning or ())])
@@ -104,7 +126,8 @@ def _move(
     with watched(operation, names, returning or ()) if finish is None else nullcontext():
         if returning is None:
             return claim()
-        result = torch_cache.claim_with_retries(claim, seconds, partial(make_room, returning), returning)
+        come_back = partial(torch_cache.claim_with_retries, claim, seconds, partial(make_room, returning), returning)
+        result = remapped.tell_after(returning, come_back, is_queued=finish is not None)
     if finish is None:
         bypass.close_if_resident(returning)
     else:
@@ -116,7 +139,8 @@ def _move(
 def run_alone(operation: str, names: list[str], missing_ok: bool, **options: Any) -> Report:
     """One call of the core that runs no hooks and needs nothing of torch: "prepare", "promote" or "demote"."""
     with watched(operation, names):
-        return Report.from_core(getattr(_core, operation)(names, missing_ok, **options))
+        move = partial(getattr(_core, operation), names, missing_ok, **options)
+        return Report.from_core(remapped.tell_after(names, move))
 
 
 class HookedOperation(_core.Scope):
@@ -217,5 +241,5 @@ def is_left_to_do(kind: Kind, info: "_core.TagInfo") -> bool:
         # Memory that a pause left on the host counts as paused. Memory that a failure left unmapped has yet to be
         # paused.
         is_detached = info.state == "partial" and info.detached_bytes > 0
-        return info.resident_bytes > info.paused_host_bytes or is_detached
+        return info.resident_bytes > info.paused_host_bytes + info.kept_bytes or is_detached
     return has_memory_away(info)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.locks import make_lock
+from ebbtide.processes import lent
 from ebbtide.saver.operations.hooked_operation import (
     Action,
     HookedOperation,
@@ -100,6 +101,7 @@ class Pending:
                 raise
             if is_first := not self._is_waited_for:
                 bypass.close_if_resident(self._names)
+                lent.give_back()
                 self._calls = calls_after(self._current())
                 self._is_waited_for = True
             hooks.run_all(self._calls, errors)

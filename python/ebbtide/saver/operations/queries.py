@@ -8,8 +8,8 @@ from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.saver.pools.region_pools import registry
 from ebbtide.saver.state.known_tags import check_known
+from ebbtide.saver.tensors.plain import check_plain
 from ebbtide.saver.tensors.ranges import range_of, ranges_of
-from ebbtide.saver.tensors.walk import why_without_memory
 from ebbtide.saver.values.arguments import check_flag, check_tag
 from ebbtide.saver.values.order import Order
 from ebbtide.saver.values.reports import Event, TagStatus, TagTable
@@ -105,7 +105,7 @@ def backup_of(tensor: "torch.Tensor", writable: bool = False, *, retained: bool 
             all of its bytes. Call `promote` before the pause.
         StoreError: a block that is stored as one repeated value must be expanded, and there is no room.
     """
-    _check_plain(tensor, "backup_of", is_read=True)
+    check_plain(tensor, "backup_of", is_read=True)
     check_flag(writable, "writable")
     check_flag(retained, "retained")
     if driver_choice.is_off():
@@ -140,7 +140,7 @@ def where(tensor: "torch.Tensor") -> Whereabouts:
     Raises:
         TypeError: not a tensor with plain strided memory.
     """
-    _check_plain(tensor, "where", is_read=False)
+    check_plain(tensor, "where", is_read=False)
     device = tensor.get_device() if tensor.is_cuda else None
     reached = range_of(tensor)
     if reached is None:
@@ -188,33 +188,3 @@ def _view(backup: "_core.Backup", tensor: "torch.Tensor") -> "torch.Tensor":
     view = flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
     view = view.conj() if tensor.is_conj() else view
     return view._neg_view() if tensor.is_neg() else view
-
-
-def _check_plain(tensor: Any, caller: str, *, is_read: bool) -> None:
-    import torch
-
-    unusual = _unusual_kind(tensor, is_read=is_read) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-    if unusual:
-        raise TypeError(f"{caller} takes a plain strided tensor, not {unusual}")
-
-
-def _unusual_kind(tensor: "torch.Tensor", *, is_read: bool) -> str | None:
-    """The kind of a tensor that has no one range of bytes, or where it is to be read, whose bytes are not simply its
-    values in order; None for a plain one."""
-    import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    if is_traceable_wrapper_subclass(tensor):
-        return f"a {type(tensor).__name__}: ask for the tensors that it wraps"
-    if tensor.layout is not torch.strided:
-        return f"a {tensor.layout} tensor: ask for the tensors that it consists of, if it has any"
-    if tensor.is_meta:
-        return None
-    kind = why_without_memory(tensor)
-    if kind is not None or not is_read:
-        return kind
-    if tensor.is_nested:
-        return "a nested tensor: resume its tag to read it"
-    if tensor.is_quantized:
-        return "a quantized tensor: its bytes alone are not its values. Resume its tag to read it"
-    return None

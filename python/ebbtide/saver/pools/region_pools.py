@@ -36,6 +36,7 @@ class PoolKey(NamedTuple):
     retain: bool = False
     overflow: int = NO_OVERFLOW_CODE
     flushes_first: bool = False  # on refusal torch frees its caches and asks again
+    is_exportable: bool = False
 
 
 @dataclass(eq=False)
@@ -89,7 +90,7 @@ class RegionPools:
             slot = self._slots.get(key)
             if slot is None:
                 slot = self._slots[key] = _core.bind_slot(
-                    key.tag, key.device, key.backup, key.retain, key.overflow, key.flushes_first
+                    key.tag, key.device, key.backup, key.retain, key.overflow, key.flushes_first, key.is_exportable
                 )
             return slot
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ebbtide import _core
 from ebbtide.errors import Error, StateError
+from ebbtide.processes import member
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import backends
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, registry
@@ -29,6 +30,7 @@ class RegionPolicy(NamedTuple):
     backup: int
     retain: bool
     overflow: int = NO_OVERFLOW_CODE
+    is_exportable: bool = False
 
 
 def prepare_region(
@@ -54,10 +56,13 @@ def prepare_region(
         return False
     enabling.enable_if_asked()
     overflows = policy.overflow != NO_OVERFLOW_CODE
+    flushes_first = overflows and backend.flushes_first
     keys = [
-        PoolKey(policy.tag, policy.backup, device, policy.retain, policy.overflow, overflows and backend.flushes_first)
+        PoolKey(policy.tag, policy.backup, device, policy.retain, policy.overflow, flushes_first, policy.is_exportable)
         for device in backend.devices()
     ]
+    if policy.is_exportable:
+        member.join()
     for key in keys:
         registry.slot(key)
     if overflows:

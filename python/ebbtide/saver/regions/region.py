@@ -20,6 +20,7 @@ from ebbtide.saver.values.arguments import (
     backup_code,
     backup_names,
     check_tag,
+    exportable_flag,
     overflow_code,
     overflow_name,
     retain_flag,
@@ -109,6 +110,7 @@ class Region(_AllocationScope):
         threads: Threads = "own",
         retain: bool = False,
         overflow: OverflowName | None = None,
+        exportable: bool = False,
         warns: bool = False,
     ) -> None:
         if inspect.isfunction(tag):
@@ -118,11 +120,12 @@ class Region(_AllocationScope):
         code = backup_code(backup)
         self.retain = retain_flag(retain, code)
         self.overflow = overflow
-        self._policy = entry.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow))
+        self.exportable = exportable_flag(exportable, overflow_code(overflow))
+        self._policy = entry.RegionPolicy(self.tag, code, self.retain, overflow_code(overflow), self.exportable)
         if threads not in ("own", "all"):
             raise ValueError(f'threads must be "own" (what this thread allocates) or "all", not {threads!r}')
         self.threads: Threads = threads
-        self._warns = warns and backup == "ram" and not self.retain and overflow is None
+        self._warns = warns and backup == "ram" and not self.retain and overflow is None and not exportable
 
     def _prepare(self, frame: "_core.Frame") -> bool:
         frame.task = ordinary_memory.running_task()
@@ -133,6 +136,7 @@ class Region(_AllocationScope):
     def __repr__(self) -> str:
         text = f"saver.region({self.tag!r}, backup={self.backup!r}, threads={self.threads!r}"
         text += ", retain=True" if self.retain else ""
+        text += ", exportable=True" if self.exportable else ""
         return text + (f", overflow={self.overflow!r})" if self.overflow else ")")
 
 
@@ -140,11 +144,15 @@ def _warn_of_another_policy(tag: str) -> None:
     """For a region without arguments, the first of its tag: another region's arguments are easily taken for the
     tag's own."""
     others = registry.policies(tag)
-    if not others or any(key.backup == _RAM and not key.retain and key.overflow == NO_OVERFLOW_CODE for key in others):
+    if not others or any(
+        key.backup == _RAM and not key.retain and key.overflow == NO_OVERFLOW_CODE and not key.is_exportable
+        for key in others
+    ):
         return
     latest = others[-1]
     (backup,) = backup_names(1 << latest.backup)
     stated = f"backup={backup!r}" + (", retain=True" if latest.retain else "")
+    stated += ", exportable=True" if latest.is_exportable else ""
     stated += "" if latest.overflow == NO_OVERFLOW_CODE else f", overflow={overflow_name(latest.overflow)!r}"
     warnings.warn(
         f"saver.region({tag!r}) has the default policy (backup='ram'), while an earlier region of the tag has "
@@ -219,6 +227,7 @@ def region(
     threads: Threads = "own",
     retain: bool = False,
     overflow: OverflowName | None = None,
+    exportable: bool = False,
 ) -> Region:
     """Tags torch's allocations inside with `tag`, so that they can be paused.
 
@@ -245,15 +254,21 @@ def region(
             beginning of an allocation on the device and the rest in host memory, which the device reads over the bus,
             behind one contiguous address. "whole" puts allocations larger than 0.6 of the free memory into
             host memory as a whole, and all others on the device.
+        exportable: True lets other processes of this user use the memory (`saver.share`, `torch.multiprocessing`), and
+            joins them (`configure(shared=True)`). The driver takes longer to make and to release such memory. Not with
+            `overflow`.
 
     Raises:
-        TypeError, ValueError: malformed arguments, at once; retain without a backup is one.
+        TypeError, ValueError: malformed arguments, at once; so is retain without a backup, and exportable with
+            overflow.
         StateError: when entered: this torch and this driver do not go together, an allocator setting that cannot
             work, a forked child, another asyncio task of this thread that awaits inside a region.
         OutOfMemoryError: when entered: trimmed memory does not fit on the device. The region is not entered.
         StoreError: the same, for memory that lay on the host and finds too little room there, too.
     """
-    return Region(tag, backup=backup, threads=threads, retain=retain, overflow=overflow, warns=True)
+    return Region(
+        tag, backup=backup, threads=threads, retain=retain, overflow=overflow, exportable=exportable, warns=True
+    )
 
 
 def disabled() -> Disabled:

@@ -43,7 +43,8 @@ def backend() -> PoolBackend | None:
 def _start(is_cuda: bool) -> PoolBackend:
     import torch
 
-    from ebbtide.saver.tensors import address_reads, process_sharing
+    from ebbtide.saver.sharing import torch_queues
+    from ebbtide.saver.tensors import address_reads
 
     versions.check(torch.__version__)
     settings.check_environment()
@@ -51,7 +52,7 @@ def _start(is_cuda: bool) -> PoolBackend:
         warnings.warn(f"{name} is none of ebbtide's variables; is {meant} meant?", RuntimeWarning, stacklevel=2)
     made = _start_on_gpu() if is_cuda else cpu_pools.make_backend()
     address_reads.install()
-    process_sharing.install()
+    torch_queues.install()
     member.join_if_wanted()
     return made
 
@@ -87,7 +88,7 @@ def introduce_program() -> None:
         _core.bind_slot(own.tag, 0, own.backup)
     torch = sys.modules.get("torch")
     if torch is not None and torch.version.cuda is not None:
-        from ebbtide.saver.tensors import process_sharing
+        from ebbtide.saver.sharing import torch_queues
 
         captures.install()
-        process_sharing.install()
+        torch_queues.install()

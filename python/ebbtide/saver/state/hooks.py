@@ -8,17 +8,20 @@ from ebbtide import _core
 from ebbtide.locks import make_lock
 from ebbtide.saver.values.arguments import check_tag
 
-HookEvent = Literal["before_pause", "after_pause", "before_resume", "after_resume"]
-EVENTS: tuple[str, ...] = get_args(HookEvent)
+Around = Literal["before_pause", "after_pause", "before_resume", "after_resume"]
+REMAPPED = "remapped"
+HookEvent = Around | Literal["remapped"]
+AROUND: tuple[str, ...] = get_args(Around)
+EVENTS: tuple[str, ...] = (*AROUND, REMAPPED)
 EVERY_TAG = "*"
-Call = tuple[Callable[[str], Any], str]
+Call = tuple[Callable[..., Any], str]
 
 _lock = make_lock()
-_hooks: dict[tuple[str, str], dict[int, Callable[[str], Any]]] = {}  # by event and tag, each by its number
+_hooks: dict[tuple[str, str], dict[int, Callable[..., Any]]] = {}  # by event and tag, each by its number
 _numbers = itertools.count()  # hooks run in this order
 
 
-def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[], None]:
+def on(event: HookEvent, tag: str, function: Callable[..., Any]) -> Callable[[], None]:
     """Calls `function(tag)` around each pause, resume or swap that moves memory of `tag`, in the calling thread. After
     `resume(wait=False)`, the first `wait()` of the Pending runs "after_resume", unless the tag was paused again by
     then.
@@ -36,11 +39,16 @@ def on(event: HookEvent, tag: str, function: Callable[[str], Any]) -> Callable[[
     tag that was left midway ("partial"), the call that finishes it runs them. An exception of an after-hook is then a
     RuntimeWarning, since the caller gets the error of the operation.
 
+    For those who have given physical memory to others by its address (NCCL, RDMA), "remapped" tells of memory that is
+    new behind an address that it had: after a resume, the returning half of a swap, a promotion or a demotion, before
+    the hooks above, `function(tag, ranges)` gets the list of (address, bytes). After a failure it tells of what has
+    come back by then.
+
     Args:
-        event: "before_pause", "after_pause", "before_resume" or "after_resume".
+        event: "before_pause", "after_pause", "before_resume", "after_resume" or "remapped".
         tag: a tag, which need not exist yet, or "*" for every tag.
-        function: called with the tag. It may use the tag, and ebbtide: nothing is held meanwhile. A pause or resume of
-            the same tag runs its hooks again.
+        function: called with the tag, for "remapped" also with the ranges. It may use the tag, and ebbtide: nothing is
+            held meanwhile. A pause or resume of the same tag runs its hooks again.
 
     Returns:
         A callable that removes the hook; calling it twice does nothing.

@@ -181,6 +181,18 @@ def retain_flag(retain: object, backup: int) -> bool:
     return bool(retain)
 
 
+def exportable_flag(exportable: object, overflow: int) -> bool:
+    """`exportable` of a region, if it goes with the overflow's code.
+
+    Raises:
+        TypeError: not a bool.
+        ValueError: exportable with overflow.
+    """
+    if check_flag(exportable, "exportable") and overflow != NO_OVERFLOW_CODE:
+        raise ValueError("exportable=True is for memory on the device: leave overflow or exportable out")
+    return bool(exportable)
+
+
 def retain_code(retain: object) -> int:
     """The C API's code of `retain` at a resume: 1, 0, and -1 for None (as each region said).
 

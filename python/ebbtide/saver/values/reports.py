@@ -292,11 +292,10 @@ class TagStatus(Shown):
             device this counts blocks of one value as well, which take none.
         ahead_bytes: the part of that whose bytes the backup has, as of some earlier moment (by a resume that retained
             it, or `prepare` with copy=True): a pause copies only the blocks that changed since.
-        host_bytes: the part of resident_bytes that spilled to host memory or was demoted to it, which the device reads
-            over the bus.
+        host_bytes: the part of resident_bytes in host memory (spilled or demoted), which the device reads over the bus.
         paused_host_bytes: the part of host_bytes that a pause with a backup left there; it counts as paused.
-        detached_bytes: whole in memory that a trim, promote or demote which failed could not map again. They are away
-            until a resume maps them.
+        detached_bytes: whole in memory that a failed trim, promote or demote could not map again: away until a resume.
+        kept_bytes: the part of resident_bytes that `saver.keep` keeps on the device.
         backups: the kinds of backup that hold its bytes, and of resident bytes those that its regions ask for: "ram",
             "pinned", "disk", or None for none.
     """
@@ -315,6 +314,7 @@ class TagStatus(Shown):
     paused_host_bytes: int = 0
     detached_bytes: int = 0
     ahead_bytes: int = 0
+    kept_bytes: int = 0
     backups: tuple[str | None, ...] = ()
 
     @property
@@ -358,7 +358,7 @@ class TagTable(Shown, dict[str, TagStatus]):
     def _rows(self) -> list[tuple[str, ...]]:
         columns = ["size", "device", "stored", "dropped"]
         # Few programs have these: shown only where they are not zero.
-        rare = ("host", "trimmed", "retained", "ahead", "detached")
+        rare = ("host", "trimmed", "retained", "ahead", "detached", "kept")
         columns += [name for name in rare if any(getattr(status, f"{name}_bytes") for status in self.values())]
         rows: list[tuple[str, ...]] = [("tag", "state", "open", "backup", *columns)]
         for status in self.values():

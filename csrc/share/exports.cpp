@@ -1,0 +1,64 @@
+#include "share/exports.h"
+
+#include <unistd.h>
+
+#include "base/error.h"
+#include "core/move/relocations.h"
+#include "core/operation/operation.h"
+#include "share/stay.h"
+
+namespace ebbtide {
+namespace {
+
+// Gives the allocation handles of its own.
+void separate(Core& core, const std::string& tag, CUdeviceptr address) {
+  OperationRequest request;
+  request.tags.names = {tag};
+  request.tags.addresses = {address};
+  Operation::claim(core, OperationKind::kSeparate, std::move(request))->commit();
+}
+
+}  // namespace
+
+ExportedFile::~ExportedFile() {
+  if (file_ >= 0) close(file_);
+}
+
+std::vector<ExportedFile> export_memory(Core& core, CUdeviceptr address) {
+  const Stay stay(core, address);
+  const Allocation& allocation = *stay.allocation();
+  if (!allocation.policy.is_exportable)
+    throw StateError("tag '" + allocation.tag->name +
+                     "' was allocated for this process alone: memory that others may use is allocated as exportable");
+  std::vector<ExportedFile> files;
+  for (const Chunk& chunk : allocation.chunks)
+    files.emplace_back(chunk.backing->memory.export_file(), chunk.size_bytes);
+  core.registry.count_export(*stay.allocation(), 1);
+  return files;
+}
+
+void end_export(Core& core, CUdeviceptr address) {
+  if (const auto found = core.registry.find(address)) core.registry.count_export(*found, -1);
+}
+
+void keep(Core& core, CUdeviceptr address) {
+  std::string tag;
+  for (int look = 0; look < 2; ++look) {
+    {
+      const Stay stay(core, address);
+      address = stay.allocation()->address();
+      tag = stay.allocation()->tag->name;
+      if (!is_any_shared({stay.allocation()})) return core.registry.count_keep(*stay.allocation(), 1);
+    }
+    if (look == 0) separate(core, tag, address);
+  }
+  throw StateError("tag '" + tag +
+                   "' has no room on the device to give this memory a handle of its own, apart from its neighbours: "
+                   "make room, or resume with EBBTIDE_SHARED_HANDLE at 0");
+}
+
+void end_keep(Core& core, CUdeviceptr address) {
+  if (const auto found = core.registry.find(address)) core.registry.count_keep(*found, -1);
+}
+
+}  // namespace ebbtide

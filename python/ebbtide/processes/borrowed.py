@@ -1,0 +1,204 @@
+"""Memory of other processes that this one uses.
+
+All of it is done by the thread of `links`.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from ebbtide import _core
+from ebbtide.errors import Error, StateError
+from ebbtide.processes import links, member
+from ebbtide.processes.folder import Folder, path
+from ebbtide.processes.links import Link, Message, Result, number, text
+
+_SECONDS = 30.0  # for an owner to answer
+_AGAIN_SECONDS = 0.5  # after which memory that could not be given up is tried again
+
+
+class Loan(NamedTuple):
+    """A storage of another process. `release` is called once, from any thread."""
+
+    address: int
+    size_bytes: int
+    device: int
+    release: Callable[[], None]
+
+
+class _Part:
+    """An allocation of an owner, mapped here."""
+
+    def __init__(self, memory: "_core.Import", device: int) -> None:
+        self.memory, self.device, self.is_mapped = memory, device, True
+        self.uses: Counter[str] = Counter()  # by nonce
+
+
+class _Owner:
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.parts: dict[int, _Part] = {}
+        self.wanted: dict[int, tuple[str, Result]] = {}
+        self.asked = 0
+
+
+_owners: dict[str, _Owner] = {}
+
+
+def borrow(owner: str, nonce: str, generation: int, agrees: bool) -> Loan:
+    """
+    Raises: StateError: the owner is gone, can't be reached or refuses, the share is stale, or the device is none of
+        this process's.
+    """
+    result: Result = links.ask(partial(_want, owner, nonce, generation, agrees), _SECONDS)
+    loan: Loan = result.get(_SECONDS)
+    return loan
+
+
+def _want(owner: str, nonce: str, generation: int, agrees: bool) -> Result:
+    found = _owners.get(owner) or _meet(owner)
+    result = Result()
+    found.asked += 1
+    found.wanted[found.asked] = (nonce, result)
+    request = {"what": "want", "version": links.VERSION, "id": found.asked, "nonce": nonce, "generation": generation}
+    try:
+        found.link.send({**request, "agrees": agrees})
+    except StateError:
+        del found.wanted[found.asked]
+        raise
+    return result
+
+
+def _meet(name: str) -> _Owner:
+    place = path()
+    if "/" in name or not place.is_dir():
+        raise StateError(_gone(name))
+    try:
+        link = links.connect(Folder(place).place / (name + links.ENDING))
+    except StateError as error:
+        raise StateError(f"{_gone(name)} ({error})") from None
+    owner = _owners[name] = _Owner(link)
+    link.start(partial(_read, owner), partial(_end, name, owner))
+    link.send({"what": "hello", "name": f"{member.program_name()} {os.getpid()}"})
+    return owner
+
+
+def _gone(name: str) -> str:
+    return f"the process {name.partition('-')[0]} that shared this is gone, or lies in another EBBTIDE_SHARED_FOLDER"
+
+
+def _end(name: str, owner: _Owner) -> None:
+    """The memory lives on as long as it is used here."""
+    if _owners.get(name) is owner:
+        del _owners[name]
+    for _, result in owner.wanted.values():
+        result.fail(StateError("the process that shared this has ended"))
+    owner.wanted.clear()
+
+
+def _read(owner: _Owner, message: Message, files: list[int]) -> None:
+    what, identity = text(message, "what"), number(message, "id")
+    if what == "loan":
+        nonce, result = owner.wanted.pop(identity)
+        try:
+            result.put(_take(owner, nonce, message, files))
+        except (Error, ValueError, TypeError, KeyError, OverflowError) as error:
+            makes_sense = isinstance(error, Error)
+            result.fail(error if makes_sense else StateError(f"the owner's answer makes no sense: {error}"))
+            _decline(owner, nonce, message)
+    elif what in ("lose", "back"):
+        part, problem = owner.parts.get(number(message, "key")), ""
+        try:
+            if part is not None and part.is_mapped and what == "lose":
+                part.memory.unmap()
+                part.is_mapped = False
+            elif part is not None and not part.is_mapped and what == "back":
+                part.memory.map(_pieces(message, files))
+                part.is_mapped = True
+        except Error as error:
+            problem = str(error)
+        owner.link.send({"what": "done", "id": identity, "problem": problem})
+
+
+def _decline(owner: _Owner, nonce: str, message: Message) -> None:
+    """A loan that could not be taken, where it is one."""
+    if "key" in message:
+        key = number(message, "key")
+        is_first = key not in owner.parts
+        owner.link.send({"what": "end", "key": key} if is_first else {"what": "drop", "key": key, "nonce": nonce})
+
+
+def _pieces(message: Message, files: list[int]) -> list[tuple[int, int]]:
+    if problem := message.get("problem"):
+        raise StateError(str(problem))
+    sizes = message["sizes"]
+    if not isinstance(sizes, list) or len(sizes) != len(files):
+        raise StateError("the owner's answer has another number of pieces than of descriptors")
+    return [(number({"size": size}, "size"), file) for size, file in zip(sizes, files, strict=True)]
+
+
+def _take(owner: _Owner, nonce: str, message: Message, files: list[int]) -> Loan:
+    if problem := message.get("problem"):
+        raise StateError(str(problem))
+    key, offset, size = number(message, "key"), number(message, "offset"), number(message, "size")
+    part = owner.parts.get(key)
+    if part is None:
+        part = owner.parts[key] = _map(message, files, offset + size)
+    part.uses[nonce] += 1
+    return Loan(part.memory.address + offset, size, part.device, partial(_release_soon, owner, key, part, nonce))
+
+
+def _map(message: Message, files: list[int], needed_bytes: int) -> _Part:
+    device, pieces = _device_with(text(message, "device")), _pieces(message, files)
+    if needed_bytes > sum(each for each, _ in pieces):
+        raise StateError("the owner's answer reaches beyond its memory")
+    return _Part(_core.Import(device, pieces), device)
+
+
+def _device_with(uuid: str) -> int:
+    for device in range(_core.device_count()):
+        if member.uuid_of(device) == uuid:
+            return device
+    raise StateError("the shared memory lies on a GPU that this process does not see: set CUDA_VISIBLE_DEVICES")
+
+
+def _release_soon(owner: _Owner, key: int, part: _Part, nonce: str) -> None:
+    links.post(partial(_release, owner, key, part, nonce))
+
+
+def _release(owner: _Owner, key: int, part: _Part, nonce: str) -> None:
+    """Again later during a capture, which a wait for the device would break."""
+    try:
+        part.memory.wait()  # what reads it, before its owner gives it to another
+    except StateError:
+        links.later(_AGAIN_SECONDS, partial(_release, owner, key, part, nonce))
+        return
+    part.uses[nonce] -= 1
+    if owner.link.is_open:
+        owner.link.send({"what": "drop", "key": key, "nonce": nonce})
+    _free_unused(owner, key, part)
+
+
+def _free_unused(owner: _Owner, key: int, part: _Part) -> None:
+    """Again later during a capture, which it would break, and while an answer is on its way that may use it."""
+    if part.uses.total() or owner.parts.get(key) is not part:
+        return
+    try:
+        if owner.wanted:
+            raise StateError
+        part.memory.free()
+    except Error:
+        links.later(_AGAIN_SECONDS, partial(_free_unused, owner, key, part))
+        return
+    del owner.parts[key]
+    if owner.link.is_open:
+        owner.link.send({"what": "end", "key": key})
+
+
+def forget_parent() -> None:
+    """In a forked child: all of this is the parent's."""
+    for owner in _owners.values():
+        owner.link.close_in_child()
+    _owners.clear()

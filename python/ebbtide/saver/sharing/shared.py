@@ -1,0 +1,30 @@
+"""What `saver.share` returns."""
+
+from dataclasses import dataclass
+
+from ebbtide.processes.lent import Offered
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tensor that other processes may attach (`saver.attach`): plain data, which may be pickled.
+
+    Attributes:
+        owner: the name of the process that has it.
+        nonce: 32 random digits, which stand for its storage.
+        generation: pauses of its tag so far; later it is stale.
+        dtype: such as "torch.float32".
+        shape, stride, offset: of the tensor in its storage, in elements.
+    """
+
+    owner: str
+    nonce: str
+    generation: int
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def offered(self) -> Offered:
+        return Offered(self.owner, self.nonce, self.generation)

@@ -1,0 +1,284 @@
+// Memory of several processes: exports, what is kept where it is, and imports. Here one process is both sides.
+#include "share/exports.h"
+
+#include <unistd.h>
+
+#include "base/error.h"
+#include "share/import.h"
+#include "shared_fixture.h"
+#include "sweep.h"
+
+namespace ebbtide::testing {
+namespace {
+
+constexpr Policy kExportable{.backup = BackupKind::kRam, .is_exportable = true};
+
+class Files {
+ public:
+  explicit Files(std::vector<ExportedFile> exported) {
+    for (ExportedFile& file : exported) pieces_.push_back({file.give(), file.size_bytes()});
+  }
+  Files(const Files&) = delete;
+  Files& operator=(const Files&) = delete;
+  ~Files() {
+    for (const ImportedPiece& piece : pieces_) close(piece.file);
+  }
+  const std::vector<ImportedPiece>& pieces() const { return pieces_; }
+
+ private:
+  std::vector<ImportedPiece> pieces_;
+};
+
+class ShareTest : public SharedTest {
+ protected:
+  CUdeviceptr alloc_exportable(uint64_t size_bytes, const std::string& tag = "w") {
+    return allocate(core(), core().registry.tag(tag), kExportable, 0, size_bytes);
+  }
+  CUdeviceptr alloc_filled(uint64_t seed = 1) {
+    const CUdeviceptr address = alloc_exportable(4 * kChunk);
+    fill(address, 4 * kChunk, seed);
+    return address;
+  }
+};
+
+TEST_F(ShareTest, AnImportIsTheSameMemory) {
+  const CUdeviceptr address = alloc_filled();
+  const Files files(export_memory(core(), address + kChunk));
+  ASSERT_EQ(files.pieces().size(), 1u);
+  Import import(core(), 0, files.pieces());
+  EXPECT_TRUE(holds(import.address(), 4 * kChunk, 1));
+  fill(import.address(), 4 * kChunk, 2);
+  EXPECT_TRUE(holds(address, 4 * kChunk, 2));
+  import.unmap();
+  import.unmap();
+  import.map(files.pieces());
+  EXPECT_TRUE(holds(import.address(), 4 * kChunk, 2));
+  EXPECT_THROW(import.map(files.pieces()), StateError);
+  import.unmap();
+  end_export(core(), address);
+  end_export(core(), address);  // one too many does nothing
+  end_export(core(), 4096);
+  pause();
+  resume();
+  EXPECT_TRUE(holds(address, 4 * kChunk, 2));
+}
+
+TEST_F(ShareTest, WhatIsExportedLeavesWhenAllHaveLetGo) {
+  const CUdeviceptr address = alloc_filled();
+  {
+    const Files first(export_memory(core(), address)), second(export_memory(core(), address));
+  }
+  for (const OperationKind kind : {OperationKind::kPause, OperationKind::kDemote})
+    EXPECT_THROW(claim(kind), StateError);
+  end_export(core(), address);
+  EXPECT_THROW(pause(), StateError);
+  EXPECT_FALSE(is_partial("w"));
+  end_export(core(), address);
+  EXPECT_EQ(pause().totals().bytes, 4 * kChunk);
+}
+
+TEST_F(ShareTest, MemoryOutlivesItsExporter) {
+  const CUdeviceptr address = alloc_filled();
+  Import import = [&] {
+    const Files files(export_memory(core(), address));
+    return Import(core(), 0, files.pieces());
+  }();
+  deallocate(core(), address);
+  EXPECT_TRUE(holds(import.address(), 4 * kChunk, 1));
+  import.unmap();
+}
+
+TEST_F(ShareTest, WhatCanNotBeExported) {
+  EXPECT_THROW(export_memory(core(), 4096), InvalidArgument);
+  EXPECT_THROW(export_memory(core(), alloc("plain", kChunk)), StateError);
+  const CUdeviceptr address = alloc_filled();
+  pause({"w"});
+  EXPECT_THROW(export_memory(core(), address), StateError);
+  resume({"w"});
+  claim(OperationKind::kDemote, {"w"})->commit();
+  EXPECT_THROW(export_memory(core(), address), StateError);
+}
+
+TEST_F(ShareTest, WhatCanNotBeImported) {
+  EXPECT_THROW(Import(core(), 0, {}), InvalidArgument);
+  EXPECT_THROW(Import(core(), 0, {{0, 0}}), InvalidArgument);
+  EXPECT_THROW(Import(core(), 0, {{0, UINT64_MAX}, {0, 2}}), InvalidArgument);
+  EXPECT_THROW(Import(core(), 0, {{-1, kChunk}}), DriverError);
+  const CUdeviceptr address = alloc_filled();
+  const Files files(export_memory(core(), address));
+  EXPECT_THROW(Import(core(), 0, {{files.pieces()[0].file, kChunk}}), DriverError) << "another size";
+  Import import(core(), 0, files.pieces());
+  import.unmap();
+  EXPECT_THROW(import.map({{files.pieces()[0].file, kChunk}}), InvalidArgument);
+}
+
+TEST_F(ShareTest, Invariant9_AnImportIsNotGivenUpDuringACapture) {
+  const CUdeviceptr address = alloc_filled();
+  const Files files(export_memory(core(), address));
+  Import import(core(), 0, files.pieces());
+  core().capture_gate.begin_capture();
+  EXPECT_THROW(import.unmap(), CaptureError);
+  EXPECT_TRUE(import.is_mapped() && holds(import.address(), 4 * kChunk, 1));
+  core().capture_gate.end_capture();
+  import.unmap();
+}
+
+// Its own handle also after a resume, so that an importer gets none of the neighbours.
+TEST_F(ShareTest, ExportableMemorySharesNoHandle) {
+  const CUdeviceptr first = alloc_exportable(kChunk), second = alloc_exportable(kChunk);
+  pause();
+  resume();
+  EXPECT_FALSE(is_any_shared({first}) || is_any_shared({second}));
+  const Files files(export_memory(core(), first));
+  EXPECT_EQ(files.pieces().front().size_bytes, kChunk);
+}
+
+TEST_F(ShareTest, InASwapExportableMemoryIsHandedToItsLike) {
+  const CUdeviceptr plain = alloc("plain", kChunk), address = alloc_exportable(kChunk);
+  fill(plain, kChunk, 5);
+  pause({"w"});
+  swap({"plain"}, {"w"});
+  {
+    const Files files(export_memory(core(), address));
+  }
+  end_export(core(), address);
+  pause({"w"});
+  resume({"plain"});
+  EXPECT_TRUE(holds(plain, kChunk, 5));
+}
+
+TEST_F(ShareTest, WhatIsKeptStaysThroughEveryOperation) {
+  const CUdeviceptr kept = alloc("w", kChunk), other = alloc("w", kChunk);
+  fill(kept, kChunk, 3);
+  fill(other, kChunk, 4);
+  keep(core(), kept);
+  EXPECT_EQ(pause().totals().bytes, kChunk);
+  EXPECT_TRUE(holds(kept, kChunk, 3));
+  resume();
+  EXPECT_EQ(claim(OperationKind::kDemote)->commit().front().totals().bytes, kChunk);
+  claim(OperationKind::kPromote)->commit();
+  end_keep(core(), kept);
+  end_keep(core(), kept);
+  EXPECT_EQ(pause().totals().bytes, 2 * kChunk);
+  resume();
+  EXPECT_TRUE(holds(kept, kChunk, 3));
+  EXPECT_TRUE(holds(other, kChunk, 4));
+}
+
+TEST_F(ShareTest, WhatIsKeptGetsAHandleOfItsOwn) {
+  const auto parts = make("w", 3);
+  come_back();
+  EXPECT_EQ(handles(), 1u);
+  keep(core(), parts[1]);
+  EXPECT_EQ(pause().totals().bytes, 2 * kChunk);
+  resume();
+  expect_whole(parts);
+  end_keep(core(), parts[1]);
+}
+
+TEST_F(ShareTest, AFreedAllocationIsKeptNoMore) {
+  const CUdeviceptr kept = alloc("w", kChunk);
+  keep(core(), kept);
+  deallocate(core(), kept);
+  end_keep(core(), kept);
+  EXPECT_EQ(core().registry.find(kept), nullptr);
+  expect_no_leak();
+}
+
+// --- each driver call fails ---
+
+class ShareFaults : public ShareTest {
+ protected:
+  // Runs act with each of its driver calls failing; `check` follows, and then all of it works.
+  void sweep(const Act& begin, const Act& act, const Act& check) {
+    begin();
+    sim().clear_log();
+    act();
+    const auto failures = failures_of(logged_calls());
+    check();
+    EXPECT_FALSE(failures.empty());
+    for (const CallFailure& failure : failures) {
+      if (failure.name == "cuStreamDestroy") continue;  // a stream that the driver does not take back is lost
+      SCOPED_TRACE(failure.text());
+      restart();
+      begin();
+      failure.inject();
+      fails(act);
+      sim().clear_failures();
+      check();
+      expect_no_leak();
+    }
+  }
+  CUdeviceptr address_ = 0;
+};
+
+TEST_F(ShareFaults, Invariant3_Exports) {
+  sweep([&] { address_ = alloc_filled(); }, [&] { const Files files(export_memory(core(), address_)); },
+        [&] {
+          end_export(core(), address_);
+          pause();
+          resume();
+          EXPECT_TRUE(holds(address_, 4 * kChunk, 1));
+        });
+}
+
+TEST_F(ShareFaults, Invariant3_Imports) {
+  std::unique_ptr<Files> files;
+  std::unique_ptr<Import> import;
+  sweep(
+      [&] {
+        address_ = alloc_filled();
+        files = std::make_unique<Files>(export_memory(core(), address_));
+      },
+      [&] { import = std::make_unique<Import>(core(), 0, files->pieces()); },
+      [&] {
+        if (import == nullptr) import = std::make_unique<Import>(core(), 0, files->pieces());
+        EXPECT_TRUE(holds(import->address(), 4 * kChunk, 1));
+        import->unmap();
+        import.reset();
+        files.reset();
+      });
+}
+
+TEST_F(ShareFaults, Invariant3_ImportsThatLeaveAndComeBack) {
+  std::unique_ptr<Files> files;
+  std::unique_ptr<Import> import;
+  sweep(
+      [&] {
+        address_ = alloc_filled();
+        files = std::make_unique<Files>(export_memory(core(), address_));
+        import = std::make_unique<Import>(core(), 0, files->pieces());
+      },
+      [&] {
+        import->unmap();
+        import->map(files->pieces());
+      },
+      [&] {
+        import->unmap();
+        import->map(files->pieces());
+        EXPECT_TRUE(holds(import->address(), 4 * kChunk, 1));
+        import->unmap();
+        import.reset();
+        files.reset();
+      });
+}
+
+TEST_F(ShareFaults, Invariant3_Keeps) {
+  std::vector<CUdeviceptr> parts;
+  sweep(
+      [&] {
+        parts = make("w", 3);
+        come_back();
+      },
+      [&] { keep(core(), parts[1]); },
+      [&] {
+        end_keep(core(), parts[1]);
+        resume();
+        pause();
+        resume();
+        expect_whole(parts);
+      });
+}
+
+}  // namespace
+}  // namespace ebbtide::testing
