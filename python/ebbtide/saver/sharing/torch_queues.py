@@ -48,7 +48,7 @@ def install(owner: Any = torch.UntypedStorage) -> None:
 def _sharing(torchs: Any) -> Any:
     @functools.wraps(torchs)
     def share_in_regions(storage: Any, *args: Any, **kwargs: Any) -> Any:
-        found = _core.find(storage.data_ptr())
+        found = _find(storage)
         if found is None:
             return torchs(storage, *args, **kwargs)
         handle = _handle_of(storage, found)
@@ -77,12 +77,19 @@ def _counting(torchs: Any) -> Any:
 
 def _reducing(torchs: Any) -> Any:
     def reduce_in_regions(storage: Any) -> Any:
-        found = _core.find(storage.data_ptr()) if storage.device.type == "cpu" else None
+        found = _find(storage) if storage.device.type == "cpu" else None
         if found is None or not found.is_exportable:
             return torchs(storage)
         return _attach, (_handle_of(storage, found),)
 
     return reduce_in_regions
+
+
+def _find(storage: Any) -> "_core.AllocationInfo | None":
+    try:
+        return _core.find(storage.data_ptr())
+    except StateError:  # in a forked child, such as a worker of a DataLoader: no region is its own
+        return None
 
 
 def _handle_of(storage: Any, found: "_core.AllocationInfo") -> Handle:
