@@ -47,6 +47,53 @@ EBBTIDE_API ebbtide_status ebbtide_map_import(ebbtide_import* import, const ebbt
 /* Also unmaps. After an error the import is as it was. */
 EBBTIDE_API ebbtide_status ebbtide_free_import(ebbtide_import* import, ebbtide_error* error);
 
+/* --- hand-over ---------------------------------------------------------------------------------------------------- */
+/* Who gets the memory of a pause, in another process. The functions are called by threads of the pause, one for each
+ * device, and may wait. wants: whether a handle of this size may be given. give: the descriptor stays the caller's; the
+ * result is false where the receiver is gone. released: so much went to the driver instead. */
+typedef struct ebbtide_receiver {
+  void* user;
+  bool (*wants)(void* user, int32_t device, uint64_t size_bytes);
+  bool (*give)(void* user, int32_t device, uint64_t size_bytes, int32_t file);
+  void (*released)(void* user, int32_t device, uint64_t size_bytes);
+} ebbtide_receiver;
+/* A pause that hands exportable memory to the receiver, handle by handle as its bytes get out; the rest is released. */
+EBBTIDE_API ebbtide_status ebbtide_hand_over(const ebbtide_request* request, const ebbtide_receiver* receiver,
+                                             ebbtide_report** report, ebbtide_error* error);
+
+/* A handle on the device that a pause takes away. Only exportable ones can be given. */
+typedef struct ebbtide_leaving {
+  uint64_t size_bytes;
+  int32_t device;
+  bool exportable;
+} ebbtide_leaving;
+typedef void (*ebbtide_visit_leaving)(void* user, const ebbtide_leaving* leaving);
+/* Visits those of the request's tags (none: all), as of now. */
+EBBTIDE_API ebbtide_status ebbtide_find_leaving(const ebbtide_request* request, ebbtide_visit_leaving visit, void* user,
+                                                ebbtide_error* error);
+
+/* What another process hands over. leaving: what it found so. */
+typedef struct ebbtide_reception ebbtide_reception;
+EBBTIDE_API ebbtide_status ebbtide_make_reception(const ebbtide_leaving* leaving, size_t count,
+                                                  ebbtide_reception** reception, ebbtide_error* error);
+EBBTIDE_API void ebbtide_free_reception(ebbtide_reception* reception);
+/* A resume with that memory: with what the other process holds, never more than the larger side and a margin of 256
+ * MiB, or of the largest handle. want is called for each handle that shall be given, and at last with device -1: then
+ * the other process may begin, and gives these and no others. What was handed over is overwritten or cleared before
+ * anything is resident. STATE_ERROR where the other process ended too early or gave nothing for 30 seconds; a resume,
+ * called again, finishes. */
+typedef void (*ebbtide_want)(void* user, int32_t device, uint64_t size_bytes);
+EBBTIDE_API ebbtide_status ebbtide_resume_from(const ebbtide_request* request, ebbtide_reception* reception,
+                                               ebbtide_want want, void* user, ebbtide_report** report,
+                                               ebbtide_error* error);
+/* Meanwhile, in another thread: a handle came (its descriptor is closed here in any case, since it holds the memory),
+ * memory was released, no more will come. */
+EBBTIDE_API ebbtide_status ebbtide_receive(ebbtide_reception* reception, int32_t device, uint64_t size_bytes,
+                                           int32_t file, ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_note_released(ebbtide_reception* reception, int32_t device, uint64_t size_bytes,
+                                                 ebbtide_error* error);
+EBBTIDE_API ebbtide_status ebbtide_end_reception(ebbtide_reception* reception, ebbtide_error* error);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,15 +13,12 @@
 // pause, resume and the other operations, their results, and the stored bytes.
 using namespace ebbtide;
 using api::guarded;
+using api::hand_out_report;
 using api::handles;
 using api::require;
 using api::require_given;
 using api::with_core;
 
-struct ebbtide_report {
-  static constexpr const char* kName = "report";
-  Report report;
-};
 struct ebbtide_operation {
   static constexpr const char* kName = "operation";
   std::unique_ptr<Operation> operation;
@@ -44,10 +41,6 @@ namespace {
 template <typename Handle, typename Content>
 Handle* hand_out(Content content) {
   return handles<Handle>().add(std::make_unique<Handle>(Handle{std::move(content)}));
-}
-
-void hand_out_report(Report report, ebbtide_report** out) {
-  if (out != nullptr) *out = hand_out<ebbtide_report>(std::move(report));
 }
 
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {

@@ -102,6 +102,10 @@ OperationRequest read_request(const ebbtide_request* request) {
   return read;
 }
 
+void hand_out_report(Report report, ebbtide_report** out) {
+  if (out != nullptr) *out = handles<ebbtide_report>().add(std::make_unique<ebbtide_report>(std::move(report)));
+}
+
 ebbtide_allocation_info describe(const Allocation& allocation) {
   ebbtide_allocation_info filled{};
   filled.address = allocation.address();

@@ -6,6 +6,11 @@
 #include "api/ebbtide.h"
 #include "core/operation/operation.h"
 
+struct ebbtide_report {
+  static constexpr const char* kName = "report";
+  ebbtide::Report report;
+};
+
 // Conversions between the structs of ebbtide.h and those of the core. They throw InvalidArgument.
 namespace ebbtide::api {
 
@@ -18,5 +23,7 @@ AddressRange read_range(const ebbtide_range& range);
 std::vector<AddressRange> read_ranges(const ebbtide_range* ranges, size_t count, const char* name);
 std::shared_ptr<PausedSet> find_paused_set(const ebbtide_paused_set* set);
 ebbtide_allocation_info describe(const Allocation& allocation);
+// out may be null.
+void hand_out_report(Report report, ebbtide_report** out);
 
 }  // namespace ebbtide::api

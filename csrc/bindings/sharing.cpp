@@ -1,12 +1,13 @@
 #include <pybind11/stl.h>
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "bindings/call.h"
+#include "bindings/records.h"
+#include "bindings/request.h"
 
 // Memory of several processes.
-namespace py = pybind11;
 
 namespace ebbtide::bindings {
 namespace {
@@ -52,6 +53,84 @@ class Import {
   uint64_t address_ = 0;
 };
 
+// Calls a Python function from any thread. What it raises counts as the answer `otherwise`.
+template <typename Answer, typename... Arguments>
+Answer call_back(const py::function& function, Answer otherwise, Arguments... arguments) noexcept {
+  const py::gil_scoped_acquire gil;
+  try {
+    const py::object answer = function(arguments...);
+    return answer.is_none() ? otherwise : answer.cast<Answer>();
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("a hand-over between processes");
+  } catch (const py::cast_error&) {
+  }
+  return otherwise;
+}
+
+struct ReceiverFunctions {
+  py::function wants, give, released;
+};
+
+ReportRecord hand_over(const std::vector<std::string>& tags, bool is_missing_ok, const py::function& wants,
+                       const py::function& give, const py::function& released, const py::kwargs& options) {
+  const Request request(tags, is_missing_ok, options);
+  ReceiverFunctions functions{wants, give, released};
+  const ebbtide_receiver receiver = {
+      &functions,
+      [](void* user, int32_t device, uint64_t size_bytes) {
+        return call_back(static_cast<ReceiverFunctions*>(user)->wants, false, device, size_bytes);
+      },
+      [](void* user, int32_t device, uint64_t size_bytes, int32_t file) {
+        return call_back(static_cast<ReceiverFunctions*>(user)->give, false, device, size_bytes, file);
+      },
+      [](void* user, int32_t device, uint64_t size_bytes) {
+        call_back(static_cast<ReceiverFunctions*>(user)->released, false, device, size_bytes);
+      }};
+  return ReportRecord(get<ebbtide_report*>(ebbtide_hand_over, request.get(), &receiver));
+}
+
+using LeavingHandle = std::tuple<int, uint64_t, bool>;  // device, size, whether it can be given
+
+std::vector<LeavingHandle> find_leaving(const std::vector<std::string>& tags) {
+  const Request request(tags, true);
+  std::vector<LeavingHandle> found;
+  const auto visit = [](void* user, const ebbtide_leaving* leaving) {
+    static_cast<std::vector<LeavingHandle>*>(user)->emplace_back(leaving->device, leaving->size_bytes,
+                                                                 leaving->exportable);
+  };
+  call(ebbtide_find_leaving, request.get(), +visit, static_cast<void*>(&found));
+  return found;
+}
+
+class Reception {
+ public:
+  explicit Reception(const std::vector<LeavingHandle>& leaving) {
+    std::vector<ebbtide_leaving> copied;
+    for (const auto& [device, size_bytes, is_exportable] : leaving)
+      copied.push_back({size_bytes, device, is_exportable});
+    reception_.reset(get<ebbtide_reception*>(ebbtide_make_reception, copied.data(), copied.size()));
+  }
+  ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const py::function& want,
+                      const py::kwargs& options) {
+    const Request request(tags, is_missing_ok, options);
+    const auto visit = [](void* user, int32_t device, uint64_t size_bytes) {
+      call_back(*static_cast<const py::function*>(user), false, device, size_bytes);
+    };
+    void* const user = const_cast<py::function*>(&want);
+    return ReportRecord(get<ebbtide_report*>(ebbtide_resume_from, request.get(), reception_.get(), +visit, user));
+  }
+  void receive(int device, uint64_t size_bytes, int file) {
+    call(ebbtide_receive, reception_.get(), device, size_bytes, file);
+  }
+  void note_released(int device, uint64_t size_bytes) {
+    call(ebbtide_note_released, reception_.get(), device, size_bytes);
+  }
+  void end() { call(ebbtide_end_reception, reception_.get()); }
+
+ private:
+  Owned<ebbtide_reception, ebbtide_free_reception> reception_;
+};
+
 }  // namespace
 
 void register_sharing(py::module_& module) {
@@ -67,6 +146,16 @@ void register_sharing(py::module_& module) {
       .def("unmap", &Import::unmap)
       .def("map", &Import::map, py::arg("pieces"))
       .def("free", &Import::free);
+  const py::arg_v missing_ok = py::arg("missing_ok") = false;
+  module.def("hand_over", &hand_over, py::arg("tags"), missing_ok, py::arg("wants"), py::arg("give"),
+             py::arg("released"));
+  module.def("find_leaving", &find_leaving, py::arg("tags"));
+  py::class_<Reception>(module, "Reception")
+      .def(py::init<const std::vector<LeavingHandle>&>(), py::arg("leaving"))
+      .def("resume", &Reception::resume, py::arg("tags"), missing_ok, py::arg("want"))
+      .def("receive", &Reception::receive, py::arg("device"), py::arg("size_bytes"), py::arg("file"))
+      .def("note_released", &Reception::note_released, py::arg("device"), py::arg("size_bytes"))
+      .def("end", &Reception::end);
 }
 
 }  // namespace ebbtide::bindings

@@ -1,7 +1,5 @@
 #include "share/exports.h"
 
-#include <unistd.h>
-
 #include "base/error.h"
 #include "core/move/relocations.h"
 #include "core/operation/operation.h"
@@ -20,21 +18,17 @@ void separate(Core& core, const std::string& tag, CUdeviceptr address) {
 
 }  // namespace
 
-ExportedFile::~ExportedFile() {
-  if (file_ >= 0) close(file_);
-}
-
-std::vector<ExportedFile> export_memory(Core& core, CUdeviceptr address) {
+std::vector<ExportedPiece> export_memory(Core& core, CUdeviceptr address) {
   const Stay stay(core, address);
   const Allocation& allocation = *stay.allocation();
   if (!allocation.policy.is_exportable)
     throw StateError("tag '" + allocation.tag->name +
                      "' was allocated for this process alone: memory that others may use is allocated as exportable");
-  std::vector<ExportedFile> files;
+  std::vector<ExportedPiece> pieces;
   for (const Chunk& chunk : allocation.chunks)
-    files.emplace_back(chunk.backing->memory.export_file(), chunk.size_bytes);
+    pieces.push_back({chunk.size_bytes, chunk.backing->memory.export_file()});
   core.registry.count_export(*stay.allocation(), 1);
-  return files;
+  return pieces;
 }
 
 void end_export(Core& core, CUdeviceptr address) {

@@ -74,11 +74,23 @@ PhysicalMemory PhysicalMemory::import_file(int file, size_t size_bytes, int devi
   return PhysicalMemory({Undo::Kind::kRelease, handle, size_bytes, device, handle});
 }
 
-int PhysicalMemory::export_file() const {
+PhysicalMemory PhysicalMemory::take_over(Descriptor file, size_t size_bytes, int device) {
+  PhysicalMemory memory = import_file(file.file(), size_bytes, device);
+  memory.is_exportable_ = true;
+  memory.taken_over_ = std::move(file);
+  return memory;
+}
+
+Descriptor PhysicalMemory::export_file() const {
+  if (taken_over_) {
+    Descriptor copy = Descriptor::copy_of(taken_over_.file());
+    if (!copy) throw StateError("this process may open no more files, which memory for others needs: raise its limit");
+    return copy;
+  }
   int file = -1;
   check(driver().cuMemExportToShareableHandle(&file, handle(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
         "cuMemExportToShareableHandle", "size=" + std::to_string(size_bytes()));
-  return file;
+  return Descriptor(file);
 }
 
 PhysicalMemory PhysicalMemory::create_on_host(size_t size_bytes, const HostLocation& location) {
@@ -89,6 +101,7 @@ void PhysicalMemory::release() {
   if (!has_handle()) return;
   check(driver().cuMemRelease(handle()), "cuMemRelease", "size=" + std::to_string(size_bytes()));
   object_ = {};
+  taken_over_ = {};
 }
 
 }  // namespace ebbtide

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "vmm/deferred_undos.h"
+#include "vmm/descriptor.h"
 #include "vmm/host_location.h"
 
 namespace ebbtide {
@@ -30,9 +31,11 @@ class PhysicalMemory : public Owner<Undo> {
   // On the device. size_bytes is a multiple of granularity(device). exportable: export_file() may be called. Throws
   // DriverError, with the code CUDA_ERROR_OUT_OF_MEMORY if there is too little.
   static PhysicalMemory create_on_device(size_t size_bytes, int device, bool is_exportable = false);
-  // The memory behind a file of export_file() in this or another process. The caller closes the file. It can't be
-  // exported again. Throws DriverError.
+  // The memory behind a file of export_file() in this or another process, which the caller closes. Throws DriverError.
   static PhysicalMemory import_file(int file, size_t size_bytes, int device);
+  // The same, for memory that changes hands: it can be exported in its turn. The driver exports no imports, so this
+  // keeps the descriptor (csrc/DESIGN.md, F45).
+  static PhysicalMemory take_over(Descriptor file, size_t size_bytes, int device);
   // On the host. size_bytes is a multiple of the location's granularity. The kernel charges this memory to no cgroup
   // (csrc/DESIGN.md, F15), so the caller has claimed it from the host budget.
   static PhysicalMemory create_on_host(size_t size_bytes, const HostLocation& location);
@@ -43,9 +46,8 @@ class PhysicalMemory : public Owner<Undo> {
   bool is_on_host() const { return has_handle() && device() == kOnHost; }
   HandleKind kind() const { return {size_bytes(), is_exportable_}; }
 
-  // A descriptor, which the caller closes. Until then it holds the memory, in whatever process it is (csrc/DESIGN.md,
-  // F44). Throws DriverError.
-  int export_file() const;
+  // Throws DriverError; StateError where the process may open no more files.
+  Descriptor export_file() const;
 
   // Frees the memory now. Throws DriverError and keeps the handle if the driver refuses.
   void release();
@@ -55,6 +57,7 @@ class PhysicalMemory : public Owner<Undo> {
   static PhysicalMemory create(size_t size_bytes, const CUmemAllocationProp& properties, int device);
 
   bool is_exportable_ = false;
+  Descriptor taken_over_;
 };
 
 // Of a handle at this location.

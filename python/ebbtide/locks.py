@@ -62,6 +62,7 @@ _WITH_STATE = (
     "ebbtide.saver.telling.watch",
     "ebbtide.saver.operations.safe_points",
     "ebbtide.processes.member",
+    "ebbtide.processes.handing",
     "ebbtide.processes.lent",
     "ebbtide.processes.borrowed",
     "ebbtide.processes.links",

@@ -15,8 +15,8 @@ constexpr Policy kExportable{.backup = BackupKind::kRam, .is_exportable = true};
 
 class Files {
  public:
-  explicit Files(std::vector<ExportedFile> exported) {
-    for (ExportedFile& file : exported) pieces_.push_back({file.give(), file.size_bytes()});
+  explicit Files(std::vector<ExportedPiece> exported) {
+    for (ExportedPiece& each : exported) pieces_.push_back({each.file.give(), each.size_bytes});
   }
   Files(const Files&) = delete;
   Files& operator=(const Files&) = delete;

@@ -24,6 +24,9 @@ struct AheadProgress {
   bool is_over = false;             // nothing is left
 };
 
+class Move;
+struct Core;
+
 // The request for an operation. Each kind reads the fields that concern it.
 struct OperationRequest {
   TagRequest tags;
@@ -41,6 +44,8 @@ struct OperationRequest {
   bool keeps_host = false;          // promote: the host memory is kept beside the device's, as long as there is room
   AheadProgress* ahead = nullptr;   // copy ahead: where to begin, and afterwards where to go on; outlives the operation
   std::vector<AddressRange> order;  // resume: these come first; the rest follows in the order of allocation
+  // In place of the move of this kind.
+  std::function<std::unique_ptr<Move>(Core&, const OperationRequest&)> make_move;
 };
 
 }  // namespace ebbtide

@@ -61,6 +61,10 @@ void Operation::add_moves() {
     moves_.push_back(std::move(move));
     return added;
   };
+  if (request_.make_move) {
+    moves_.push_back(request_.make_move(core_, request_));
+    return;
+  }
   switch (kind_) {
     case OperationKind::kPause: add(std::make_unique<Pause>(core_, request_)); return;
     case OperationKind::kTrim: add(std::make_unique<Trim>(core_, request_)); return;

@@ -11,9 +11,6 @@
 namespace ebbtide {
 namespace {
 
-// Beyond the larger of the two sides, so that both directions of the bus have something to do from the start.
-constexpr uint64_t kMarginBytes = 256 * kMiB;
-
 uint64_t sum_of(const std::vector<HandleKind>& handles) {
   return std::accumulate(handles.begin(), handles.end(), uint64_t{0},
                          [](uint64_t sum, const HandleKind& each) { return sum + each.size_bytes; });
@@ -46,7 +43,7 @@ void SwapOut::open(int device, const std::vector<HandleKind>& returning) {
   uint64_t largest = 0;
   for (const HandleKind& each : returning) largest = std::max(largest, each.size_bytes);
   const uint64_t difference = saturating_subtract(returning_bytes, leaving_bytes);
-  const uint64_t margin = std::min(std::max(kMarginBytes, largest), returning_bytes);
+  const uint64_t margin = std::min(std::max(SwappedMemory::kMarginBytes, largest), returning_bytes);
   // The margin is welcome, the difference is needed.
   DeviceBudget& budget = core().budgets.device;
   DeviceCharge charge;

@@ -1,5 +1,7 @@
 #include "core/operation/swapped_memory.h"
 
+#include <string>
+
 #include "base/error.h"
 #include "driver/driver.h"
 
@@ -31,6 +33,12 @@ void SwappedMemory::create_ahead(const std::vector<HandleKind>& handles, uint64_
   spare_ = std::move(charge);
 }
 
+size_t SwappedMemory::wanted(const HandleKind& kind) {
+  const std::lock_guard lock(mutex_);
+  const auto found = wanted_.find(kind);
+  return found == wanted_.end() ? 0 : found->second;
+}
+
 void SwappedMemory::offer(PhysicalMemory& memory, DeviceCharge& charge) {
   const HandleKind kind = memory.kind();
   {
@@ -41,14 +49,20 @@ void SwappedMemory::offer(PhysicalMemory& memory, DeviceCharge& charge) {
       kept.reserve(kept.size() + 1);
       --wanted->second;
       kept.push_back({std::move(charge), std::move(memory), false});
+      if (const auto promised = promised_.find(kind); promised != promised_.end() && promised->second > 0)
+        --promised->second;
       changed_.notify_all();
       return;
     }
   }
   memory.release();
+  note_released(kind.size_bytes, std::move(charge));
+}
+
+void SwappedMemory::note_released(uint64_t size_bytes, DeviceCharge charge) {
   const std::lock_guard lock(mutex_);
   spare_.merge(std::move(charge));
-  held_bytes_ -= kind.size_bytes;
+  held_bytes_ = saturating_subtract(held_bytes_, size_bytes);
   changed_.notify_all();
 }
 
@@ -58,15 +72,24 @@ void SwappedMemory::close() noexcept {
   changed_.notify_all();
 }
 
-SwappedMemory::Handle SwappedMemory::take(const HandleKind& kind) {
+SwappedMemory::Handle SwappedMemory::take(const HandleKind& kind, std::chrono::seconds patience) {
   const uint64_t size_bytes = kind.size_bytes;
   std::unique_lock lock(mutex_);
   const auto has_handle = [&] {
     const auto kept = kept_.find(kind);
     return kept != kept_.end() && !kept->second.empty();
   };
-  const auto has_room = [&] { return held_bytes_ + size_bytes <= limit_bytes_ && spare_.size_bytes() >= size_bytes; };
-  changed_.wait(lock, [&] { return has_handle() || has_room() || is_closed_; });
+  const auto has_room = [&] {
+    const auto promised = promised_.find(kind);
+    if (promised != promised_.end() && promised->second > 0) return false;
+    return held_bytes_ + size_bytes <= limit_bytes_ && spare_.size_bytes() >= size_bytes;
+  };
+  // Each change begins the wait anew: a large handle takes its time.
+  const auto is_over = [&] { return has_handle() || has_room() || is_closed_; };
+  while (!is_over()) {
+    if (changed_.wait_for(lock, patience) == std::cv_status::timeout && !is_over())
+      throw StateError("the other half of the swap has given nothing for " + std::to_string(patience.count()) + " s");
+  }
   if (has_handle()) {
     auto& kept = kept_[kind];
     Handle handle = std::move(kept.back());

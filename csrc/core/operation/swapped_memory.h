@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -17,6 +18,8 @@ namespace ebbtide {
 // ones, so once everything was offered there is room for the next taker.
 class SwappedMemory {
  public:
+  // Beyond the larger of the two sides, so that both directions of the bus have something to do from the start.
+  static constexpr uint64_t kMarginBytes = 256 * kMiB;
   struct Handle {
     DeviceCharge charge;
     PhysicalMemory memory;
@@ -35,15 +38,22 @@ class SwappedMemory {
   // the limit is lowered.
   void create_ahead(const std::vector<HandleKind>& handles, uint64_t required_bytes, DeviceCharge charge);
 
+  // After that: so many handles of this kind are sure to be offered, and the taking side creates none in their place.
+  // How many it wants by then.
+  size_t wanted(const HandleKind& kind);
+  void promise(const HandleKind& kind, size_t count) { promised_[kind] = count; }
+
   // The giving side. Takes over both. A handle of a kind that is not wanted is released; if that throws DriverError,
   // memory keeps its handle and charge its bytes.
   void offer(PhysicalMemory& memory, DeviceCharge& charge);
+  // The same for memory that was released elsewhere, and its charge.
+  void note_released(uint64_t size_bytes, DeviceCharge charge);
   // The giving side has ended.
   void close() noexcept;
 
   // The taking side: one announced handle. Waits for room. Throws DriverError where the device has too little after
-  // all, StateError where the giving side ended too early.
-  Handle take(const HandleKind& kind);
+  // all, StateError where the giving side ended too early, or gave nothing for so long.
+  Handle take(const HandleKind& kind, std::chrono::seconds patience = std::chrono::hours(24 * 365));
 
  private:
   const int device_;
@@ -51,6 +61,7 @@ class SwappedMemory {
   std::condition_variable changed_;
   std::map<HandleKind, size_t> wanted_;  // handles that are still to be taken and not kept for it
   std::map<HandleKind, std::vector<Handle>> kept_;
+  std::map<HandleKind, size_t> promised_;  // those of them that have not come
   PhysicalMemory placeholder_;
   DeviceCharge spare_;  // of memory that was released or is the placeholder's, for memory to be created
   uint64_t held_bytes_;

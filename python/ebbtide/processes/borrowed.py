@@ -36,15 +36,22 @@ class _Part:
         self.uses: Counter[str] = Counter()  # by nonce
 
 
-class _Owner:
+class Owner:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.parts: dict[int, _Part] = {}
         self.wanted: dict[int, tuple[str, Result]] = {}
-        self.asked = 0
+        self.givings: dict[int, Callable[[Message | None], None]] = {}  # who hears of a hand-over to it; None: it ended
+        self._asked = 0
+
+    def next_number(self) -> int:
+        """Of what is asked of it, or offered to it."""
+        self._asked += 1
+        return self._asked
 
 
-_owners: dict[str, _Owner] = {}
+_owners: dict[str, Owner] = {}
+words: dict[str, Callable[[Owner, Message, list[int]], None]] = {}  # of others than this module
 
 
 def borrow(owner: str, nonce: str, generation: int, agrees: bool) -> Loan:
@@ -58,20 +65,26 @@ def borrow(owner: str, nonce: str, generation: int, agrees: bool) -> Loan:
 
 
 def _want(owner: str, nonce: str, generation: int, agrees: bool) -> Result:
-    found = _owners.get(owner) or _meet(owner)
+    found = meet(owner)
     result = Result()
-    found.asked += 1
-    found.wanted[found.asked] = (nonce, result)
-    request = {"what": "want", "version": links.VERSION, "id": found.asked, "nonce": nonce, "generation": generation}
+    identity = found.next_number()
+    found.wanted[identity] = (nonce, result)
+    request = {"what": "want", "version": links.VERSION, "id": identity, "nonce": nonce, "generation": generation}
     try:
         found.link.send({**request, "agrees": agrees})
     except StateError:
-        del found.wanted[found.asked]
+        del found.wanted[identity]
         raise
     return result
 
 
-def _meet(name: str) -> _Owner:
+def meet(name: str) -> Owner:
+    """The process with this entry.
+
+    Raises: StateError: it is gone, or can't be reached.
+    """
+    if name in _owners:
+        return _owners[name]
     place = path()
     if "/" in name or not place.is_dir():
         raise StateError(_gone(name))
@@ -79,7 +92,7 @@ def _meet(name: str) -> _Owner:
         link = links.connect(Folder(place).place / (name + links.ENDING))
     except StateError as error:
         raise StateError(f"{_gone(name)} ({error})") from None
-    owner = _owners[name] = _Owner(link)
+    owner = _owners[name] = Owner(link)
     link.start(partial(_read, owner), partial(_end, name, owner))
     link.send({"what": "hello", "name": f"{member.program_name()} {os.getpid()}"})
     return owner
@@ -89,16 +102,18 @@ def _gone(name: str) -> str:
     return f"the process {name.partition('-')[0]} that shared this is gone, or lies in another EBBTIDE_SHARED_FOLDER"
 
 
-def _end(name: str, owner: _Owner) -> None:
+def _end(name: str, owner: Owner) -> None:
     """The memory lives on as long as it is used here."""
     if _owners.get(name) is owner:
         del _owners[name]
     for _, result in owner.wanted.values():
         result.fail(StateError("the process that shared this has ended"))
     owner.wanted.clear()
+    for hear in list(owner.givings.values()):
+        hear(None)
 
 
-def _read(owner: _Owner, message: Message, files: list[int]) -> None:
+def _read(owner: Owner, message: Message, files: list[int]) -> None:
     what, identity = text(message, "what"), number(message, "id")
     if what == "loan":
         nonce, result = owner.wanted.pop(identity)
@@ -120,9 +135,11 @@ def _read(owner: _Owner, message: Message, files: list[int]) -> None:
         except Error as error:
             problem = str(error)
         owner.link.send({"what": "done", "id": identity, "problem": problem})
+    elif what in words:
+        words[what](owner, message, files)
 
 
-def _decline(owner: _Owner, nonce: str, message: Message) -> None:
+def _decline(owner: Owner, nonce: str, message: Message) -> None:
     """A loan that could not be taken, where it is one."""
     if "key" in message:
         key = number(message, "key")
@@ -139,7 +156,7 @@ def _pieces(message: Message, files: list[int]) -> list[tuple[int, int]]:
     return [(number({"size": size}, "size"), file) for size, file in zip(sizes, files, strict=True)]
 
 
-def _take(owner: _Owner, nonce: str, message: Message, files: list[int]) -> Loan:
+def _take(owner: Owner, nonce: str, message: Message, files: list[int]) -> Loan:
     if problem := message.get("problem"):
         raise StateError(str(problem))
     key, offset, size = number(message, "key"), number(message, "offset"), number(message, "size")
@@ -151,24 +168,27 @@ def _take(owner: _Owner, nonce: str, message: Message, files: list[int]) -> Loan
 
 
 def _map(message: Message, files: list[int], needed_bytes: int) -> _Part:
-    device, pieces = _device_with(text(message, "device")), _pieces(message, files)
+    device, pieces = device_with(text(message, "device")), _pieces(message, files)
     if needed_bytes > sum(each for each, _ in pieces):
         raise StateError("the owner's answer reaches beyond its memory")
     return _Part(_core.Import(device, pieces), device)
 
 
-def _device_with(uuid: str) -> int:
+def device_with(uuid: str) -> int:
+    """
+    Raises: StateError: this process does not see it.
+    """
     for device in range(_core.device_count()):
         if member.uuid_of(device) == uuid:
             return device
     raise StateError("the shared memory lies on a GPU that this process does not see: set CUDA_VISIBLE_DEVICES")
 
 
-def _release_soon(owner: _Owner, key: int, part: _Part, nonce: str) -> None:
+def _release_soon(owner: Owner, key: int, part: _Part, nonce: str) -> None:
     links.post(partial(_release, owner, key, part, nonce))
 
 
-def _release(owner: _Owner, key: int, part: _Part, nonce: str) -> None:
+def _release(owner: Owner, key: int, part: _Part, nonce: str) -> None:
     """Again later during a capture, which a wait for the device would break."""
     try:
         part.memory.wait()  # what reads it, before its owner gives it to another
@@ -181,7 +201,7 @@ def _release(owner: _Owner, key: int, part: _Part, nonce: str) -> None:
     _free_unused(owner, key, part)
 
 
-def _free_unused(owner: _Owner, key: int, part: _Part) -> None:
+def _free_unused(owner: Owner, key: int, part: _Part) -> None:
     """Again later during a capture, which it would break, and while an answer is on its way that may use it."""
     if part.uses.total() or owner.parts.get(key) is not part:
         return

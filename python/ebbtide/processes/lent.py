@@ -48,7 +48,7 @@ class _Use:
     held: dict[str, list[object]] = field(default_factory=dict)  # storages, by nonce: once for each time attached
 
 
-class _Borrower:
+class Borrower:
     def __init__(self, link: Link) -> None:
         self.link, self.name = link, "a process"
         self.uses: dict[int, _Use] = {}  # by the allocation's sequence number
@@ -68,7 +68,9 @@ class _Borrower:
 
 
 _offers: dict[str, _Offer] = {}
-_borrowers: list[_Borrower] = []
+_borrowers: list[Borrower] = []
+words: dict[str, Callable[[Borrower, Message, list[int]], None]] = {}  # of others than this module
+on_end: list[Callable[[Link], None]] = []
 _listener: list[Any] = []  # the entry's name, and how to end it
 _purge_at = _MOST_IDLE
 
@@ -96,13 +98,24 @@ def offer(find: Callable[[], object | None], address: int, size_bytes: int, is_h
             f"a tensor in tag {info.tag!r} can't be shared with another process, as its region was not entered with "
             "exportable=True"
         )
+    found = _Offer(find, [find()] if is_held else [], address, size_bytes, info.tag, _core.pause_count(info.tag))
+    name = listen()
+    nonce: str = links.ask(partial(_add, found), _SECONDS)
+    return Offered(name, nonce, found.generation)
+
+
+def listen() -> str:
+    """Joins the others, where this process has not, and lets them ask. Returns the name of its entry.
+
+    Raises: StateError: it can't join them.
+    """
     member.join()
     files = member.files()
     if files is None:
         raise StateError("this process shares nothing, since it could not join the others (a line above says why)")
-    found = _Offer(find, [find()] if is_held else [], address, size_bytes, info.tag, _core.pause_count(info.tag))
-    nonce: str = links.ask(partial(_add, found, files), _SECONDS)
-    return Offered(files.name, nonce, found.generation)
+    if not _listener or _listener[0] != files.name:
+        links.ask(partial(_listen, files), _SECONDS)
+    return files.name
 
 
 def find_own(owner: str, nonce: str, generation: int) -> object | None:
@@ -142,10 +155,13 @@ def give_back() -> None:
             say(f"{name} did not get its memory of this process back: {problem}")
 
 
-def _add(found: _Offer, files: Any) -> str:
+def _listen(files: Any) -> None:
     if not _listener or _listener[0] != files.name:
         _stop_listening()
         _listener[:] = [files.name, links.listen(files.folder.place / (files.name + links.ENDING), _begin)]
+
+
+def _add(found: _Offer) -> str:
     _purge()
     for nonce, each in _offers.items():
         if each[2:] == found[2:] and each.find() is not None:
@@ -181,26 +197,28 @@ def _find(nonce: str, generation: int) -> object:
 
 
 def _begin(link: Link) -> None:
-    borrower = _Borrower(link)
+    borrower = Borrower(link)
     _borrowers.append(borrower)
     link.start(partial(_read, borrower), partial(_end, borrower))
 
 
-def _end(borrower: _Borrower) -> None:
+def _end(borrower: Borrower) -> None:
     _borrowers.remove(borrower)
     for key in list(borrower.uses):
         _end_use(borrower, key)
     for result in borrower.awaited.values():
         result.put("")
+    for each in on_end:
+        each(borrower.link)
 
 
-def _end_use(borrower: _Borrower, key: int) -> None:
+def _end_use(borrower: Borrower, key: int) -> None:
     use = borrower.uses.pop(key, None)
     if use is not None and not use.is_away:
         _core.end_export(use.address)
 
 
-def _read(borrower: _Borrower, message: Message, files: list[int]) -> None:
+def _read(borrower: Borrower, message: Message, files: list[int]) -> None:
     what = text(message, "what")
     if what == "hello":
         borrower.name = text(message, "name")
@@ -216,9 +234,11 @@ def _read(borrower: _Borrower, message: Message, files: list[int]) -> None:
             held.pop()
     elif what == "end":
         _end_use(borrower, number(message, "key"))
+    elif what in words:
+        words[what](borrower, message, files)
 
 
-def _lend(borrower: _Borrower, message: Message) -> None:
+def _lend(borrower: Borrower, message: Message) -> None:
     identity = number(message, "id")
     try:
         answer, files = _prepare_loan(borrower, message)
@@ -234,7 +254,7 @@ def _lend(borrower: _Borrower, message: Message) -> None:
             os.close(file)
 
 
-def _prepare_loan(borrower: _Borrower, message: Message) -> tuple[Message, list[int]]:
+def _prepare_loan(borrower: Borrower, message: Message) -> tuple[Message, list[int]]:
     if number(message, "version") != links.VERSION:
         raise StateError("the two programs have different versions of ebbtide")
     nonce, generation = text(message, "nonce"), number(message, "generation")
@@ -263,7 +283,7 @@ def _prepare_loan(borrower: _Borrower, message: Message) -> tuple[Message, list[
     }, [file for _, file in pieces]
 
 
-def _uses_of(tags: list[str]) -> list[tuple[_Borrower, int, _Use]]:
+def _uses_of(tags: list[str]) -> list[tuple[Borrower, int, _Use]]:
     return [
         (borrower, key, use)
         for borrower in _borrowers
@@ -301,7 +321,7 @@ def _give_back() -> list[tuple[str, Result]]:
     return asked
 
 
-def _send_back(borrower: _Borrower, key: int, pieces: list[tuple[int, int]]) -> Result:
+def _send_back(borrower: Borrower, key: int, pieces: list[tuple[int, int]]) -> Result:
     files = [file for _, file in pieces]
     try:
         return borrower.ask({"what": "back", "key": key, "sizes": [size for size, _ in pieces]}, files)

@@ -84,14 +84,18 @@ class Result:
         self._is_there = make_signal()
         self._value: Any = None
         self._error: BaseException | None = None
+        self._is_answered = False
 
     def put(self, value: object = None) -> None:
-        self._value = value
-        self._is_there.release()
+        self._answer(value, None)
 
     def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._is_there.release()
+        self._answer(None, error)
+
+    def _answer(self, value: object, error: BaseException | None) -> None:
+        if not self._is_answered:
+            self._is_answered, self._value, self._error = True, value, error
+            self._is_there.release()
 
     def get(self, seconds: float) -> Any:
         """

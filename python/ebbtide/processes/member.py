@@ -147,6 +147,12 @@ def others_now() -> list[Entry]:
         return []
 
 
+def wake() -> None:
+    """Wakes a call of this process that waits for room."""
+    if (joined := _joined) is not None and joined.room.locked():
+        joined.room.release()
+
+
 def wait_for_room(seconds: float) -> None:
     """So long, or until another of ebbtide's processes may have made room."""
     joined = _joined

@@ -6,7 +6,7 @@ start. One that could not start anyway keeps no other from room.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ebbtide import _core
 from ebbtide.errors import OutOfMemoryError, StateError
@@ -19,6 +19,9 @@ _SILENT_SECONDS = 3.0
 _LONGEST_NAP_SECONDS = 0.1  # programs that are not ebbtide's wake nobody
 _CHECK_SECONDS = 1.0
 _PATIENCE_SECONDS = 1.0  # with one that could start and does not: it is stopped, or its limits are lower than the room
+
+
+jumps: list[Callable[[list[str]], bool]] = []  # whether a call for these tags has room that is nobody else's
 
 
 def startable_before(since: int, waits: Iterable[Wait], device: str, free_bytes: int) -> list[Wait]:
@@ -100,6 +103,8 @@ class Turn(_core.Scope):
     def may_try_first(self) -> bool:
         """Whether the call may try at once: nobody could start now that waits for a device of it. If not, it stands in
         the queue."""
+        if any(jump(self._tags) for jump in jumps):
+            return True
         waits = self._waits_of(member.others())
         for device, wanted_bytes in away_bytes(self._tags).items() if waits else ():
             info = _core.query_device(device)
@@ -126,7 +131,7 @@ class Turn(_core.Scope):
         Raises: OutOfMemoryError: those that could make room wait, in the end for one another.
         """
         wait = self._wait
-        if member.files() is None or wait is None:
+        if member.files() is None or wait is None or any(jump(self._tags) for jump in jumps):
             return True
         info, now = _core.query_device(self._device), time.monotonic()
         is_due = now - self._checked > _CHECK_SECONDS

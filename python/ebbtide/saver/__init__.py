@@ -27,6 +27,7 @@ Move it (without tags: every tag):
     demote(tags)        moves memory from the device to the host
     on(event, tag, f)   calls a function around pauses and resumes
     share(tensor)       lets other processes use its memory (attach)
+    hand_over(...)      a swap of two processes
     keep(tensor)        keeps its memory on the device through pauses
     safe_point()        does what other processes ask for (`ebbtide pause PID`)
     offer_safe_points() does so after each step of torch's optimizers
@@ -67,7 +68,7 @@ from ebbtide.saver.operations.placement import demote, promote
 from ebbtide.saver.operations.prepare import Preparation, prepare
 from ebbtide.saver.operations.queries import backup_of, is_paused, order, stats, tags, where
 from ebbtide.saver.operations.safe_points import offer_safe_points, safe_point
-from ebbtide.saver.operations.swap import swap
+from ebbtide.saver.operations.swap import hand_over, swap
 from ebbtide.saver.operations.trim import trim
 from ebbtide.saver.regions import startup
 from ebbtide.saver.regions.graphs import cuda_graph, graph_pool
@@ -136,6 +137,7 @@ __all__ = [
     "disabled",
     "explain",
     "graph_pool",
+    "hand_over",
     "is_paused",
     "keep",
     "offer_safe_points",

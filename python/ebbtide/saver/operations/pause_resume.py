@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
+from ebbtide.processes import handing
 from ebbtide.saver.operations.hooked_operation import HookedOperation, run
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.telling.log_lines import log_report
@@ -18,12 +19,11 @@ from ebbtide.saver.values.arguments import (
     check_flag,
     check_leaving,
     check_tags,
+    check_timeout,
     retain_code,
 )
 from ebbtide.saver.values.reports import Report
 from ebbtide.scopes import DecoratingScope
-
-_LONGEST_TIMEOUT = 1e9  # seconds; a longer one, which may be beyond any float, is as long
 
 
 @overload
@@ -144,7 +144,7 @@ def resume(
         DriverError: as in `pause`. With wait=False, kernels queued meanwhile may have run on bytes that
             had not come.
     """
-    names, seconds, code = check_tags(tags), _check_timeout(timeout), retain_code(retain)
+    names, seconds, code = check_tags(tags), check_timeout(timeout), retain_code(retain)
     for flag, name in ((missing_ok, "missing_ok"), (wait, "wait"), (hold_stream, "hold_stream")):
         check_flag(flag, name)
     ranges = [] if order is None else [reached for _, reached in ranges_of(order, "resume(order=)")]
@@ -160,7 +160,7 @@ def resume(
         run("resume", start, None, names, missing_ok=missing_ok, seconds=seconds, finish=finish)
         return pending
 
-    call = partial(_core.resume, names, missing_ok, retain=code, order=ranges)
+    call = partial(handing.resume_or_receive, names, missing_ok, retain=code, order=ranges)
     report = run("resume", call, None, names, missing_ok=missing_ok, seconds=seconds)
     return log_report(Report.from_core(report), names)
 
@@ -228,13 +228,3 @@ def paused(*tags: Tags | BackupByTag, backup: OperationBackup = AS_ALLOCATED, mi
     `resume`.
     """
     return Paused(tags, backup, missing_ok)
-
-
-def _check_timeout(timeout: float | None) -> float:
-    if timeout is None:
-        return 0.0
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
-    if not timeout >= 0:  # nor is nan, and math.isnan refuses an int beyond any float
-        raise ValueError(f"timeout must be a number of seconds, 0 or more: {timeout!r}")
-    return float(min(timeout, _LONGEST_TIMEOUT))

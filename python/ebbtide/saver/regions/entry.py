@@ -4,6 +4,7 @@ Everything here prepares a `_core.Frame`, which owns its leases, and may be inte
 the preparation fails, and otherwise shows it to torch in one step (csrc/bindings/scopes.cpp).
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from ebbtide import _core
 from ebbtide.errors import Error, StateError
-from ebbtide.processes import member
+from ebbtide.processes import lent
 from ebbtide.saver.check import enabling
 from ebbtide.saver.pools import backends
 from ebbtide.saver.pools.region_pools import PoolKey, RegionPool, holder_name, registry
@@ -62,7 +63,8 @@ def prepare_region(
         for device in backend.devices()
     ]
     if policy.is_exportable:
-        member.join()
+        with contextlib.suppress(StateError):  # a line has said so
+            lent.listen()
     for key in keys:
         registry.slot(key)
     if overflows:

@@ -116,6 +116,9 @@ def operation_backup_code(backup: object) -> int:
     return AS_ALLOCATED_CODE if backup is AS_ALLOCATED else backup_code(backup)
 
 
+_LONGEST_TIMEOUT = 1e9  # seconds; a longer one, which may be beyond any float, is as long
+
+
 class PauseRequest(NamedTuple):
     """The tags that a pause takes away, and their backups.
 
@@ -204,3 +207,19 @@ def retain_code(retain: object) -> int:
     if not isinstance(retain, bool):
         raise TypeError(f"retain is True, False or None (as each region said), not {retain!r}")
     return int(retain)
+
+
+def check_timeout(timeout: float | None) -> float:
+    """Seconds to go on trying; 0 for None.
+
+    Raises:
+        TypeError: no number.
+        ValueError: negative, or none.
+    """
+    if timeout is None:
+        return 0.0
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout is a number of seconds or None, not {type(timeout).__name__}")
+    if not timeout >= 0:  # nor is nan, and math.isnan refuses an int beyond any float
+        raise ValueError(f"timeout must be a number of seconds, 0 or more: {timeout!r}")
+    return float(min(timeout, _LONGEST_TIMEOUT))

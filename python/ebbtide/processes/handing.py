@@ -1,0 +1,267 @@
+"""Memory that goes from a pause of one process to a resume of another, while nobody else can take it.
+
+The one that pauses offers it; the next resume of the other takes the offer, says which handles it wants, and the pause
+begins. Handles go as descriptors; what is released instead is told, as it is room for the other.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ebbtide import _core
+from ebbtide.errors import Error, OutOfMemoryError, StateError
+from ebbtide.locks import make_lock
+from ebbtide.processes import borrowed, lent, links, member, queue
+from ebbtide.processes.links import Link, Message, Result, number, text
+
+_lock = make_lock()
+_SECONDS = 30.0
+_MOST_HANDLES = 1 << 20
+
+
+# --- the one that resumes ---
+
+
+@dataclass(eq=False)
+class _Offer:
+    """Of another process, to this one."""
+
+    link: Link
+    name: str
+    identity: int
+    leaving: list[tuple[int, int, bool]]  # handles: the device, the size, whether they can be given
+    reception: Any = None
+    wanted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    is_accepted: bool = False
+    problem: str | None = None  # "" once all has come
+
+    @property
+    def devices(self) -> set[int]:
+        return {device for device, _, _ in self.leaving}
+
+
+_offers: list[_Offer] = []
+
+
+def is_offered(tags: list[str]) -> bool:
+    """Whether another process offers memory on a device where a resume of these tags (none: all) wants some."""
+    return bool(_offers) and any(each.devices & set(queue.away_bytes(tags)) for each in list(_offers))
+
+
+def resume_or_receive(tags: list[str], missing_ok: bool, **options: Any) -> "_core.Report":
+    """A resume, with the memory of another process if one offers it.
+
+    Raises: OutOfMemoryError: also where the other process has ended midway: the same call goes on.
+    """
+    offer = _take_offer(tags)
+    if offer is None:
+        return _core.resume(tags, missing_ok, **options)
+    offer.reception = _core.Reception(offer.leaving)
+    try:
+        return offer.reception.resume(tags, missing_ok, partial(_want, offer), **options)
+    except StateError as error:
+        if not offer.problem:
+            raise
+        raise OutOfMemoryError(f"{error}; {offer.name} has handed over no more: {offer.problem}") from None
+    finally:
+        _decline(offer)
+
+
+def _take_offer(tags: list[str]) -> _Offer | None:
+    with _lock:
+        away = set(queue.away_bytes(tags)) if _offers else set()
+        offer = next((each for each in _offers if each.devices & away), None)
+        if offer is not None:
+            _offers.remove(offer)
+        return offer
+
+
+def _want(offer: _Offer, device: int, size_bytes: int) -> None:
+    """Called by the resume, once for each handle; with -1 when it is ready."""
+    if device >= 0:
+        offer.wanted[device, size_bytes] += 1
+        return
+    wanted = [[member.uuid_of(device), size, count] for (device, size), count in offer.wanted.items()]
+    offer.is_accepted = True
+    offer.link.send({"what": "accept", "id": offer.identity, "wanted": wanted})
+
+
+def _decline(offer: _Offer) -> None:
+    """Where the resume has failed before it could want anything."""
+    if not offer.is_accepted and offer.link.is_open:
+        try:
+            offer.link.send({"what": "decline", "id": offer.identity})
+        except StateError:
+            return
+
+
+def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -> None:
+    what, identity = text(message, "what"), number(message, "id")
+    if what == "offer":
+        if number(message, "version") != links.VERSION:
+            raise ValueError("another version")
+        leaving: list[tuple[int, int, bool]] = []
+        for uuid, size, is_exportable, count in message["leaving"]:
+            of_these = (borrowed.device_with(str(uuid)), number({"n": size}, "n"), is_exportable is True)
+            leaving += [of_these] * min(number({"n": count}, "n"), _MOST_HANDLES)
+        _offers.append(_Offer(borrower.link, borrower.name, identity, leaving))
+        _known[borrower.link, identity] = _offers[-1]
+        member.wake()
+        return
+    offer = _known.get((borrower.link, identity))
+    if offer is None:
+        return
+    if what == "over":
+        _end_offer(offer, text(message, "problem"))
+    elif offer.reception is not None:
+        device, size = borrowed.device_with(text(message, "device")), number(message, "size")
+        if what == "handle" and files:
+            offer.reception.receive(device, size, files.pop())  # which closes it
+        else:
+            offer.reception.note_released(device, size)
+
+
+_known: dict[tuple[Link, int], _Offer] = {}
+
+
+def _end_offer(offer: _Offer, problem: str) -> None:
+    _known.pop((offer.link, offer.identity), None)
+    if offer in _offers:
+        _offers.remove(offer)
+    offer.problem = problem
+    if offer.reception is not None:
+        offer.reception.end()
+
+
+def _forget_link(link: Link) -> None:
+    for (of, _), offer in list(_known.items()):
+        if of is link:
+            _end_offer(offer, "it has ended")
+
+
+# --- the one that pauses ---
+
+
+class Giving:
+    """A hand-over to the process with this PID, from the offer on. A context manager, which says at its end that no
+    more will come.
+
+    Raises: StateError: there is no such process, or several; it shares no exportable memory.
+    """
+
+    def __init__(self, peer: int, tags: list[str]) -> None:
+        names = [each.name for each in member.others() if each.pid == peer]
+        if member.files() is None or len(names) != 1:
+            there = ", ".join(f"{each.program} {each.pid}" for each in member.others()) or "none"
+            raise StateError(f"{'no' if not names else 'more than one'} process {peer} shares here; others: {there}")
+        self._name, self._tags = names[0], tags
+        self._accepted = Result()
+        self._wanted: Counter[tuple[int, int]] = Counter()
+        self._identity = 0
+        self._owner: borrowed.Owner | None = None
+        self._lock = make_lock()
+
+    def offer(self, seconds: float) -> None:
+        """Waits until a resume of the other takes it.
+
+        Raises: StateError: it declined, has ended, or took nothing in that time. Nothing has moved.
+        """
+        self._owner = links.ask(self._send_offer, _SECONDS)
+        try:
+            wanted = self._accepted.get(seconds)
+        except StateError as error:
+            raise StateError(
+                f"{error}: the process has not taken the memory with a resume. Nothing has moved"
+            ) from None
+        for uuid, size, count in wanted:
+            self._wanted[borrowed.device_with(str(uuid)), number({"n": size}, "n")] += number({"n": count}, "n")
+
+    def _send_offer(self) -> "borrowed.Owner":
+        owner = borrowed.meet(self._name)
+        self._identity = owner.next_number()
+        counts = Counter(_core.find_leaving(self._tags))
+        leaving = [[member.uuid_of(device), *rest, count] for (device, *rest), count in counts.items()]
+        owner.givings[self._identity] = self._hear
+        owner.link.send({"what": "offer", "version": links.VERSION, "id": self._identity, "leaving": leaving})
+        return owner
+
+    def _hear(self, message: Message | None) -> None:
+        if message is None:
+            self._accepted.fail(StateError("the other process has ended"))
+        elif message["what"] == "accept":
+            self._accepted.put(message["wanted"])
+        else:
+            self._accepted.fail(StateError("its resume failed"))
+
+    def wants(self, device: int, size_bytes: int) -> bool:
+        with self._lock:
+            is_wanted = self._wanted[device, size_bytes] > 0
+            self._wanted[device, size_bytes] -= is_wanted
+            return is_wanted
+
+    def give(self, device: int, size_bytes: int, file: int) -> bool:
+        return self._tell("handle", device, size_bytes, [file])
+
+    def released(self, device: int, size_bytes: int) -> None:
+        self._tell("room", device, size_bytes, [])
+
+    def _tell(self, what: str, device: int, size_bytes: int, files: list[int]) -> bool:
+        if self._owner is None or not self._owner.link.is_open:
+            return False
+        message = {"what": what, "id": self._identity, "device": member.uuid_of(device), "size": size_bytes}
+        try:
+            self._owner.link.send(message, files)
+        except StateError:
+            return False
+        return True
+
+    def end(self, problem: str) -> None:
+        """Says that no more will come, and why: "" where all has."""
+        owner = self._owner
+        if owner is not None:
+            owner.givings.pop(self._identity, None)
+            try:
+                owner.link.send({"what": "over", "id": self._identity, "problem": problem})
+            except StateError:
+                return
+
+
+def hand_over(
+    peer: int, seconds: float, tags: list[str], missing_ok: bool, pause: Callable[..., "_core.Report"], **options: Any
+) -> "_core.Report":
+    """Offers the memory of these tags, and pauses them once the other process takes it.
+
+    Args:
+        pause: `_core.hand_over`, which gets the three functions of a receiver.
+    """
+    giving = Giving(peer, tags)
+    problem = "it was interrupted"
+    try:
+        giving.offer(seconds)
+        report = pause(tags, missing_ok, wants=giving.wants, give=giving.give, released=giving.released, **options)
+        problem = ""
+        return report
+    except Error as error:
+        problem = str(error)
+        raise
+    finally:
+        giving.end(problem)
+
+
+def _hear_taker(owner: "borrowed.Owner", message: Message, _files: list[int]) -> None:
+    if hear := owner.givings.get(number(message, "id")):
+        hear(message)
+
+
+lent.words.update(dict.fromkeys(("offer", "handle", "room", "over"), _hear_offer))
+lent.on_end.append(_forget_link)
+queue.jumps.append(is_offered)
+borrowed.words.update(dict.fromkeys(("accept", "decline"), _hear_taker))
+
+
+def forget_parent() -> None:
+    """In a forked child: all of this is the parent's."""
+    _offers.clear()
+    _known.clear()
