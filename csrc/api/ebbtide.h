@@ -223,9 +223,15 @@ typedef struct ebbtide_request {
   /* pause: the ebbtide_backup_kind of each of tags, tag_count of them, instead of `backup`, which stands for those that
    * say AS_ALLOCATED. A tag that is listed twice says the same twice. All tags leave in one operation. Default NULL. */
   const int32_t* backups;
+  /* pause, swap, demote: called in the calling thread once everything is ready to move, with the tags held, so that
+   * other processes let go of memory that ebbtide_export has lent. false: nothing moves, a STATE_ERROR. Default NULL:
+   * lent memory does not move. */
+  bool (*before_moving)(void* user);
+  void* before_moving_user;
 } ebbtide_request;
-#define EBBTIDE_REQUEST_INIT \
-  {NULL, 0, false, false, EBBTIDE_BACKUP_AS_ALLOCATED, -1, NULL, 0, NULL, 0, 0, NULL, 0, NULL, UINT64_MAX, NULL}
+#define EBBTIDE_REQUEST_INIT                                                                            \
+  {NULL,       0,    false, false, EBBTIDE_BACKUP_AS_ALLOCATED, -1, NULL, 0, NULL, 0, 0, NULL, 0, NULL, \
+   UINT64_MAX, NULL, NULL,  NULL}
 /* A request for one tag, in C. */
 #ifndef __cplusplus
 #define EBBTIDE_TAG(name)                                    \

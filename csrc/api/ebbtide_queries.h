@@ -21,7 +21,7 @@ typedef struct ebbtide_allocation_info {
   int32_t device, place, backup, chunk_count;
   bool is_exportable;  /* ebbtide_export may give it to other processes */
   bool is_kept;        /* ebbtide_keep */
-  bool is_exported;    /* ebbtide_export */
+  bool is_lent;        /* ebbtide_export */
   bool is_trimmed;     /* ebbtide_trim freed its memory or its backup */
   bool is_paused;      /* paused and not resumed since; its bytes on the host may have stayed there, resident */
   uint64_t sequence;   /* rises with each allocation */

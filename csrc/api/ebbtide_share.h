@@ -16,13 +16,18 @@ typedef struct ebbtide_piece {
 typedef void (*ebbtide_visit_piece)(void* user, const ebbtide_piece* piece);
 
 /* Visits the pieces of the allocation that contains address, at most 253, in order; the visitor closes the descriptors.
- * From now on the memory stays where it is: an operation that would take it away is a STATE_ERROR until
- * ebbtide_end_export has been called as often. Waits while an operation has the tag. STATE_ERROR where the allocation's
- * policy is not exportable, or a part of it is not on the device. */
-EBBTIDE_API ebbtide_status ebbtide_export(const void* address, ebbtide_visit_piece visit, void* user,
+ * Where an operation holds the tag, *is_busy is true, and nothing is visited. From now on the memory is lent: an
+ * operation that would take it away is a STATE_ERROR unless its request has before_moving, until ebbtide_end_export has
+ * been called as often. STATE_ERROR where the allocation's policy is not exportable, or a part of it is not on the
+ * device. */
+EBBTIDE_API ebbtide_status ebbtide_export(const void* address, ebbtide_visit_piece visit, void* user, bool* is_busy,
                                           ebbtide_error* error);
 /* Does nothing where no allocation contains address. */
 EBBTIDE_API ebbtide_status ebbtide_end_export(const void* address, ebbtide_error* error);
+
+/* Whether a borrower of lent memory would refuse: then an operation that would take it away is a STATE_ERROR in any
+ * case, until as many no longer refuse. Does nothing where no allocation contains address. */
+EBBTIDE_API ebbtide_status ebbtide_refuse_moves(const void* address, bool refuses, ebbtide_error* error);
 
 /* From now on operations pass by the allocation that contains address: it stays on the device, and counts as kept_bytes
  * of its tag, until ebbtide_end_keep has been called as often. Where it shares a handle with its neighbours, it is

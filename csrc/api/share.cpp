@@ -48,14 +48,27 @@ std::shared_ptr<Reception> reception_of(const ebbtide_reception* reception) {
 
 extern "C" {
 
-ebbtide_status ebbtide_export(const void* address, ebbtide_visit_piece visit, void* user, ebbtide_error* error) {
+ebbtide_status ebbtide_export(const void* address, ebbtide_visit_piece visit, void* user, bool* is_busy,
+                              ebbtide_error* error) {
   return with_core(error, [&](Core& core) {
     require_given(visit, "visit");
-    for (ExportedPiece& each : export_memory(core, as_address(address))) {
+    require_given(is_busy, "is_busy");
+    *is_busy = false;
+    std::vector<ExportedPiece> pieces;
+    try {
+      pieces = export_memory(core, as_address(address));
+    } catch (const BusyError&) {
+      *is_busy = true;
+    }
+    for (ExportedPiece& each : pieces) {
       const ebbtide_piece piece = {each.size_bytes, each.file.give()};
       visit(user, &piece);
     }
   });
+}
+
+ebbtide_status ebbtide_refuse_moves(const void* address, bool refuses, ebbtide_error* error) {
+  return with_core(error, [&](Core& core) { refuse_moves(core, as_address(address), refuses); });
 }
 
 ebbtide_status ebbtide_end_export(const void* address, ebbtide_error* error) {

@@ -98,6 +98,8 @@ OperationRequest read_request(const ebbtide_request* request) {
   read.order = read_ranges(request->order, request->order_count, "order");
   read.max_bytes = request->max_bytes;
   read.keeps_host = request->keeps_host;
+  if (request->before_moving != nullptr)
+    read.before_moving = [before = request->before_moving, user = request->before_moving_user] { return before(user); };
   if (request->paused_set != nullptr) read.tags.only = read.paused_set = find_paused_set(request->paused_set);
   return read;
 }
@@ -119,7 +121,7 @@ ebbtide_allocation_info describe(const Allocation& allocation) {
   filled.is_trimmed = allocation.is_trimmed;
   filled.is_exportable = allocation.policy.is_exportable;
   filled.is_kept = allocation.is_kept();
-  filled.is_exported = allocation.export_count > 0;
+  filled.is_lent = allocation.lent_count > 0;
   filled.is_paused = allocation.is_paused.load();
   filled.chunk_count = static_cast<int32_t>(allocation.chunks.size());
   filled.sequence = allocation.sequence;

@@ -43,6 +43,12 @@ class StateError : public Error {
   using Error::Error;
 };
 
+// Another operation holds a tag, and the caller does not wait.
+class BusyError : public StateError {
+ public:
+  using StateError::StateError;
+};
+
 // An operation was refused since a stream capture is under way: it may be asked for again when that has ended.
 class CaptureError : public StateError {
  public:

@@ -110,7 +110,7 @@ std::pair<ReportRecord, ReportRecord> swap(const std::vector<std::string>& leavi
   const Request in(returning, is_missing_ok, py::dict(py::arg("retain") = retain));
   ebbtide_report* paused = nullptr;
   ebbtide_report* resumed = nullptr;
-  call(ebbtide_swap, out.get(), in.get(), &paused, &resumed);
+  out.run([&] { call(ebbtide_swap, out.get(), in.get(), &paused, &resumed); });
   ReportRecord first = ReportRecord(paused);
   return {std::move(first), ReportRecord(resumed)};
 }
@@ -162,7 +162,7 @@ void register_operations(py::module_& module) {
     const auto run = [operate = operate](const std::vector<std::string>& names, bool is_missing_ok,
                                          const py::kwargs& options) {
       const Request request(names, is_missing_ok, options);
-      return ReportRecord(get<ebbtide_report*>(operate, request.get()));
+      return request.run([&] { return ReportRecord(get<ebbtide_report*>(operate, request.get())); });
     };
     module.def(name, run, tags, missing_ok);
   }

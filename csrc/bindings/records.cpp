@@ -76,7 +76,7 @@ void register_records(py::module_& module) {
     py::class_<Struct>(module, "AllocationInfo") EBBTIDE_FIELD(address) EBBTIDE_FIELD(size_bytes)
         EBBTIDE_FIELD(resident_bytes) EBBTIDE_FIELD(stored_bytes) EBBTIDE_FIELD(device) EBBTIDE_FIELD(backup)
             EBBTIDE_FIELD(chunk_count) EBBTIDE_FIELD(is_trimmed) EBBTIDE_FIELD(is_exportable) EBBTIDE_FIELD(is_kept)
-                EBBTIDE_FIELD(is_exported) EBBTIDE_FIELD(is_paused) EBBTIDE_FIELD(sequence) EBBTIDE_FIELD(host_bytes)
+                EBBTIDE_FIELD(is_lent) EBBTIDE_FIELD(is_paused) EBBTIDE_FIELD(sequence) EBBTIDE_FIELD(host_bytes)
                     .def_property_readonly("tag", [](const Struct& info) { return std::string(info.tag); })
                     .def_property_readonly(
                         "place", [](const Struct& info) { return kPlaces.at(static_cast<size_t>(info.place)); });

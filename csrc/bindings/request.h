@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -62,6 +63,16 @@ class Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
   const ebbtide_request* get() const { return &request_; }
+  // Runs body, which makes the call. What before_moving has raised is the error of the call.
+  template <typename Body>
+  auto run(const Body& body) const {
+    try {
+      return body();
+    } catch (...) {
+      if (raised_) std::rethrow_exception(std::exchange(raised_, nullptr));
+      throw;
+    }
+  }
 
  private:
   void set(const std::string& name, const py::handle value) {
@@ -87,10 +98,24 @@ class Request {
       request_.unused_count = unused_.size();
     } else if (name == "unused_as_of") {
       request_.unused_as_of = value.cast<uint64_t>();
+    } else if (name == "before_moving") {
+      before_moving_ = value.cast<py::function>();
+      request_.before_moving = [](void* user) { return static_cast<Request*>(user)->call_before(); };
+      request_.before_moving_user = this;
     } else if (name == "paused_set") {
       request_.paused_set = value.is_none() ? nullptr : value.cast<PausedSetHandle&>().handle();
     } else {
       throw py::type_error("an operation has no option '" + name + "'");
+    }
+  }
+  bool call_before() noexcept {
+    const py::gil_scoped_acquire gil;
+    try {
+      before_moving_();
+      return true;
+    } catch (...) {
+      raised_ = std::current_exception();
+      return false;
     }
   }
   // A code for each of the tags, or none.
@@ -105,6 +130,8 @@ class Request {
   std::vector<int32_t> backups_;
   std::vector<const void*> addresses_;
   std::vector<ebbtide_range> unused_, order_;
+  py::function before_moving_;
+  mutable std::exception_ptr raised_;
   ebbtide_request request_ = EBBTIDE_REQUEST_INIT;
 };
 

@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,13 +22,15 @@ std::vector<ebbtide_piece> copy(const Pieces& pieces) {
   return copied;
 }
 
-Pieces export_memory(uint64_t address) {
+// None: an operation holds the tag.
+std::optional<Pieces> export_memory(uint64_t address) {
   Pieces pieces;
   pieces.reserve(256);  // so that no descriptor is lost for want of memory
   const auto visit = [](void* user, const ebbtide_piece* piece) {
     static_cast<Pieces*>(user)->emplace_back(piece->size_bytes, piece->file);
   };
-  call(ebbtide_export, as_pointer(address), +visit, static_cast<void*>(&pieces));
+  const bool is_busy = get<bool>(ebbtide_export, as_pointer(address), +visit, static_cast<void*>(&pieces));
+  if (is_busy) return std::nullopt;
   return pieces;
 }
 
@@ -86,7 +90,7 @@ ReportRecord hand_over(const std::vector<std::string>& tags, bool is_missing_ok,
       [](void* user, int32_t device, uint64_t size_bytes) {
         call_back(static_cast<ReceiverFunctions*>(user)->released, false, device, size_bytes);
       }};
-  return ReportRecord(get<ebbtide_report*>(ebbtide_hand_over, request.get(), &receiver));
+  return request.run([&] { return ReportRecord(get<ebbtide_report*>(ebbtide_hand_over, request.get(), &receiver)); });
 }
 
 using LeavingHandle = std::tuple<int, uint64_t, bool>;  // device, size, whether it can be given
@@ -139,6 +143,9 @@ void register_sharing(py::module_& module) {
   module.def("end_export", [](uint64_t at) { call(ebbtide_end_export, as_pointer(at)); }, address);
   module.def("keep", [](uint64_t at) { call(ebbtide_keep, as_pointer(at)); }, address);
   module.def("end_keep", [](uint64_t at) { call(ebbtide_end_keep, as_pointer(at)); }, address);
+  module.def(
+      "refuse_moves", [](uint64_t at, bool refuses) { call(ebbtide_refuse_moves, as_pointer(at), refuses); }, address,
+      py::arg("refuses"));
   py::class_<Import>(module, "Import")
       .def(py::init<int, const Pieces&>(), py::arg("device"), py::arg("pieces"))
       .def_property_readonly("address", &Import::address)

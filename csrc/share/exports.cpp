@@ -19,7 +19,7 @@ void separate(Core& core, const std::string& tag, CUdeviceptr address) {
 }  // namespace
 
 std::vector<ExportedPiece> export_memory(Core& core, CUdeviceptr address) {
-  const Stay stay(core, address);
+  const Stay stay(core, address, false);
   const Allocation& allocation = *stay.allocation();
   if (!allocation.policy.is_exportable)
     throw StateError("tag '" + allocation.tag->name +
@@ -27,22 +27,28 @@ std::vector<ExportedPiece> export_memory(Core& core, CUdeviceptr address) {
   std::vector<ExportedPiece> pieces;
   for (const Chunk& chunk : allocation.chunks)
     pieces.push_back({chunk.size_bytes, chunk.backing->memory.export_file()});
-  core.registry.count_export(*stay.allocation(), 1);
+  core.registry.add_to(*stay.allocation(), &Allocation::lent_count, 1);
   return pieces;
 }
 
 void end_export(Core& core, CUdeviceptr address) {
-  if (const auto found = core.registry.find(address)) core.registry.count_export(*found, -1);
+  if (const auto found = core.registry.find(address)) core.registry.add_to(*found, &Allocation::lent_count, -1);
+}
+
+void refuse_moves(Core& core, CUdeviceptr address, bool refuses) {
+  if (const auto found = core.registry.find(address))
+    core.registry.add_to(*found, &Allocation::refusal_count, refuses ? 1 : -1);
 }
 
 void keep(Core& core, CUdeviceptr address) {
   std::string tag;
   for (int look = 0; look < 2; ++look) {
     {
-      const Stay stay(core, address);
+      const Stay stay(core, address, true);
       address = stay.allocation()->address();
       tag = stay.allocation()->tag->name;
-      if (!is_any_shared({stay.allocation()})) return core.registry.count_keep(*stay.allocation(), 1);
+      if (!is_any_shared({stay.allocation()}))
+        return core.registry.add_to(*stay.allocation(), &Allocation::keep_count, 1);
     }
     if (look == 0) separate(core, tag, address);
   }
@@ -52,7 +58,7 @@ void keep(Core& core, CUdeviceptr address) {
 }
 
 void end_keep(Core& core, CUdeviceptr address) {
-  if (const auto found = core.registry.find(address)) core.registry.count_keep(*found, -1);
+  if (const auto found = core.registry.find(address)) core.registry.add_to(*found, &Allocation::keep_count, -1);
 }
 
 }  // namespace ebbtide

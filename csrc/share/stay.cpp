@@ -5,20 +5,21 @@
 namespace ebbtide {
 namespace {
 
-TagClaim claim_of(Core& core, CUdeviceptr address) {
+TagClaim claim_of(Core& core, CUdeviceptr address, bool may_wait) {
   const auto found = core.registry.find(address);
   if (found == nullptr) throw InvalidArgument("this address is in no allocation of ebbtide");
   return {.tags = {.names = {found->tag->name}, .addresses = {found->address()}, .only = nullptr},
           .concerns = [sequence = found->sequence](const Allocation& each) { return each.sequence == sequence; },
+          .may_wait = may_wait,
           .moves_memory = false};
 }
 
 }  // namespace
 
-Stay::Stay(Core& core, CUdeviceptr address)
+Stay::Stay(Core& core, CUdeviceptr address, bool may_wait)
     : core_(core),
       peer_generation_(core.peers.generation()),
-      selection_(core.registry.claim({claim_of(core, address)})) {
+      selection_(core.registry.claim({claim_of(core, address, may_wait)})) {
   const auto& found = selection_.groups.front().allocations;
   if (!found.empty()) allocation_ = found.front();
   if (allocation_ != nullptr && allocation_->device_bytes() == allocation_->size_bytes() && !allocation_->is_away())

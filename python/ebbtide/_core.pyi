@@ -63,7 +63,7 @@ class AllocationInfo:
     is_paused: bool
     is_exportable: bool
     is_kept: bool
-    is_exported: bool
+    is_lent: bool
 
 class TagInfo:
     tag: str
@@ -226,8 +226,9 @@ def bind_slot(
     flushes_first: bool = False,
     exportable: bool = False,
 ) -> int: ...
-def export(address: int) -> list[tuple[int, int]]: ...  # size and descriptor, which the caller closes
+def export(address: int) -> list[tuple[int, int]] | None: ...  # size and descriptor, the caller's; None: busy
 def end_export(address: int) -> None: ...
+def refuse_moves(address: int, refuses: bool) -> None: ...
 def keep(address: int) -> None: ...
 def end_keep(address: int) -> None: ...
 def hand_over(

@@ -77,6 +77,36 @@ TEST_F(ShareTest, WhatIsExportedLeavesWhenAllHaveLetGo) {
   EXPECT_EQ(pause().totals().bytes, 4 * kChunk);
 }
 
+TEST_F(ShareTest, BorrowersAreAskedOnceAllIsReady) {
+  const CUdeviceptr address = alloc_filled();
+  {
+    const Files files(export_memory(core(), address));
+  }
+  bool may_move = false;
+  int asked = 0;
+  const auto pause_asking = [&] {
+    OperationRequest request;
+    request.before_moving = [&] {
+      ++asked;
+      EXPECT_THROW(export_memory(core(), address), BusyError);
+      return may_move;
+    };
+    return Operation::claim(core(), OperationKind::kPause, std::move(request))->commit().front();
+  };
+  EXPECT_THROW(pause_asking(), StateError);
+  EXPECT_EQ(asked, 1);
+  EXPECT_TRUE(holds(address, 4 * kChunk, 1));
+  EXPECT_FALSE(is_partial("w"));
+  refuse_moves(core(), address, true);
+  EXPECT_THROW(pause_asking(), StateError);
+  EXPECT_EQ(asked, 1) << "who refuses is not asked";
+  refuse_moves(core(), address, false);
+  may_move = true;
+  EXPECT_EQ(pause_asking().totals().bytes, 4 * kChunk);
+  resume();
+  EXPECT_TRUE(holds(address, 4 * kChunk, 1));
+}
+
 TEST_F(ShareTest, MemoryOutlivesItsExporter) {
   const CUdeviceptr address = alloc_filled();
   Import import = [&] {

@@ -94,6 +94,16 @@ class Companion:
     def poll(self) -> int | None:
         return self._process.poll()
 
+    def stop(self) -> None:
+        """Returns when all its threads stand still, until `go_on`."""
+        os.kill(self.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        while any(" T " not in (each / "stat").read_text() for each in tasks.iterdir()):
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()

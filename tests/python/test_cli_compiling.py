@@ -11,7 +11,7 @@ from ebbtide.cli import main
 
 pytestmark = pytest.mark.sim_only
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "08_from_c.c"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "11_from_c.c"
 SIMULATED = {**os.environ, "EBBTIDE_DRIVER": "sim"}
 
 CMAKE_PROJECT = """cmake_minimum_required(VERSION 3.24)

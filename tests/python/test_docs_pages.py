@@ -130,7 +130,7 @@ def c_page(root: Path) -> dict[str, str]:
 
 
 def test_c_page_shows_the_example_as_it_is(root: Path, c_page: dict[str, str]) -> None:
-    assert c_page["program"] == (root / "examples/08_from_c.c").read_text()
+    assert c_page["program"] == (root / "examples/11_from_c.c").read_text()
 
 
 def test_the_commands_of_the_c_page_build_and_run_it(root: Path, c_page: dict[str, str], tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Every example runs in its own process on the device under test and prints the expected lines."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,16 @@ def run_example(root: Path, run_script, tmp_path: Path):
 def test_every_example_is_run_here(root: Path) -> None:
     names = {path.name for path in (root / "examples").glob("*.py")}
     assert names == set(re.findall(r'run_example\(\s*"(\w+\.py)"', Path(__file__).read_text()))
+
+
+def test_trainer_and_engine(run_example) -> None:
+    place = {"EBBTIDE_SIM_SHARED": f"example-{os.getpid()}", "EBBTIDE_SHARED_FOLDER": f"/tmp/example-{os.getpid()}"}
+    try:
+        output = run_example("08_trainer_and_engine.py", "2", **place)
+    finally:
+        shutil.rmtree(place["EBBTIDE_SHARED_FOLDER"], ignore_errors=True)
+        Path(f"/dev/shm/ebbtide-sim-{os.geteuid()}-{place['EBBTIDE_SIM_SHARED']}").unlink(missing_ok=True)
+    assert re.findall(r"round (\d): loss \d\.\d+, handed over (?!0 MiB)", output) == ["1", "2"]
 
 
 def test_pause_resume(run_example) -> None:

@@ -1,8 +1,6 @@
 """`saver.hand_over`: memory that goes from a pause of one process to a resume of another."""
 
 import itertools
-import os
-import signal
 import time
 
 import pytest
@@ -150,6 +148,20 @@ def test_one_that_comes_later_takes_the_offer(two):
     assert giver.answer() == 42 * MIB
 
 
+def test_one_that_had_room_before_needs_nothing(two):
+    giver, taker = two
+    prepare(two, (20,), (10,))
+    assert taker.run("answer = saver.resume(IN).bytes") == 10 * MIB
+    taker.run("saver.resume()")
+    assert giver.run(f"answer = saver.hand_over(pause=OUT, to={taker.pid}).bytes") == 20 * MIB
+    giver.run("saver.resume(OUT)")
+    taker.run("saver.pause(IN)")
+    giver.start(f"answer = saver.hand_over(pause=OUT, to={taker.pid}).bytes")
+    taker.run("saver.resume(IN)")
+    assert giver.answer() == 20 * MIB
+    assert taker.run("answer = look(IN)") == [5]
+
+
 def test_nobody_takes_it(two):
     giver, taker = two
     prepare(two)
@@ -262,8 +274,8 @@ def test_one_that_is_killed_at_any_moment(two, victim, delay):
 def test_a_stopped_taker_is_given_up(two):
     giver, taker = two
     prepare(two)
-    os.kill(taker.pid, signal.SIGSTOP)
+    taker.stop()
     refused = giver.run(f"saver.hand_over(pause=OUT, to={taker.pid}, timeout=0.3)")
-    os.kill(taker.pid, signal.SIGCONT)
+    taker.go_on()
     assert refused["error"] == "StateError"
     assert giver.run("answer = look(OUT)") == [3]

@@ -1,5 +1,5 @@
-"""A random walk of processes that lend one another memory, pause and resume it, keep it and are killed: every byte is
-what its last writer wrote, who may not pause is refused, and in the end nothing is left.
+"""A random walk of processes that lend one another memory, pause, resume, keep and hand it over, and are killed: every
+byte is what its last writer wrote, who may not pause is refused, and in the end nothing is left.
 
 One step after the other, so that each step's outcome is known. LENDING_STEPS and LENDING_PROCESSES make it longer.
 """
@@ -69,7 +69,7 @@ class Walk:
         self.random, self.variables = random.Random(seed), variables
         self.processes: dict[int, Companion] = {}
         self.memories: list[Memory] = []
-        self.made = self.refused = 0
+        self.made = self.handed = 0
         for _ in range(PROCESSES):
             self.add()
 
@@ -79,7 +79,10 @@ class Walk:
         one.wait_until_ready().run(CODE)
 
     def step(self) -> None:
-        steps = (self.attach, self.attach, self.write, self.pause, self.resume, self.resume, self.let_go, self.keep)
+        steps = (
+            *(self.attach, self.attach, self.write, self.pause, self.hand_over, self.hand_over),
+            *(self.resume, self.resume, self.let_go, self.keep),
+        )
         number = self.random.choice(list(self.processes))
         own = [each for each in self.memories if each.owner == number]
         if len(own) < TAGS and self.random.random() < 0.5:
@@ -132,13 +135,28 @@ class Walk:
         else:
             answer = self.processes[memory.owner].run(code)
             assert "can't leave" in answer["text"], answer
-            self.refused += 1
 
     def resume(self, memory: Memory) -> None:
         if memory.is_orphan:
             return
         assert self.processes[memory.owner].run(f"saver.resume({memory.tag!r})") is None
         memory.is_here = True
+        self.look()
+
+    def hand_over(self, memory: Memory) -> None:
+        """To a process with something away."""
+        others = [each for each in self.memories if not each.is_here and not each.is_orphan]
+        taken = next((each for each in others if each.owner != memory.owner), None)
+        if taken is None or memory.is_orphan or not memory.is_here or memory.is_kept or not all(memory.users.values()):
+            return
+        giver, taker = self.processes[memory.owner], self.processes[taken.owner]
+        giver.start(f"answer = saver.hand_over(pause={memory.tag!r}, to={taker.pid}).bytes")
+        offered = "from ebbtide.processes import handing; answer = len(handing._offers)"
+        assert taker.run_until(offered, 1) == 1
+        assert taker.run(f"answer = saver.resume({taken.tag!r}).bytes") == taken.mib * MIB
+        assert giver.answer() == memory.mib * MIB
+        memory.is_here, taken.is_here = False, True
+        self.handed += 1
         self.look()
 
     def keep(self, memory: Memory) -> None:
@@ -198,4 +216,4 @@ def test_a_walk_of_processes_that_lend_memory() -> None:
         finally:
             for process in walk.processes.values():
                 process.close()
-    assert walk.refused > 0 and walk.made > PROCESSES
+    assert walk.made > PROCESSES and walk.handed > 0

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.errors import StateError  # noqa: E402
+from ebbtide.saver.sharing import share  # noqa: E402
 
 MIB = 1 << 20
 
@@ -122,6 +123,18 @@ def test_it_lives_until_it_is_let_go(saver, tag):
     assert _core.find(address) is None or not _core.find(address).is_kept
 
 
+def test_it_lives_also_where_nobody_can_end_it(saver, tag):
+    tensor = make(saver, tag)
+    address = tensor.data_ptr()
+    saver.keep(tensor)
+    del tensor
+    gc.collect()
+    again = make(saver, tag)
+    assert again.data_ptr() != address
+    for number in list(share._kept):
+        share._let_go(number)
+
+
 def test_it_can_not_be_adopted_into_another_tag(saver, tag, tag2):
     tensor = make(saver, tag)
     let_go = saver.keep(tensor)
@@ -204,15 +217,24 @@ def test_a_resume_that_fails_tells_what_has_come(saver, tag, told):
     assert told == [(tag, [range_of(tensor)])]
 
 
-def test_an_exception_of_a_hook_is_the_callers_and_the_memory_is_back(saver, tag):
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_exception_of_a_hook_is_the_callers_and_the_rest_goes_on(saver, tag, waits):
     tensor = make(saver, tag)
+    log = []
+    removers = [saver.on("after_resume", tag, log.append)]
 
     def fail(_tag, _ranges):
         raise KeyError("planted")
 
     remove = saver.on("remapped", "*", fail)
     saver.pause(tag)
-    with pytest.raises(KeyError, match="planted"):
-        saver.resume(tag)
-    remove()
+    if waits:
+        with pytest.raises(KeyError, match="planted"):
+            saver.resume(tag)
+    else:  # the caller needs the Pending
+        with pytest.warns(RuntimeWarning, match="remapped hook failed: .*planted"):
+            saver.resume(tag, wait=False).wait()
+    for each in (*removers, remove):
+        each()
+    assert log == [tag]
     assert saver.tags()[tag].state == "resident" and int(tensor[0]) == 3

@@ -17,8 +17,8 @@
 // One contiguous address range that was handed to the caller, and the chunks behind it. The backing of a chunk belongs
 // to the holder: the allocator until registration, an operation while is_held, the free after the registry. Any thread
 // may read place. is_unused belongs to the operations. The registry's lock guards is_held, is_doomed, is_trimmed and
-// counted, keep_count and export_count; also stored and verdicts, which only the holder changes, so that it reads them
-// without the lock. Tag, policy, device and addresses never change.
+// counted, and the three counts below them; also stored and verdicts, which only the holder changes, so that it reads
+// them without the lock. Tag, policy, device and addresses never change.
 namespace ebbtide {
 
 struct Tag;
@@ -126,7 +126,8 @@ struct Allocation {
   bool is_trimmed = false;  // its memory was given up as unused; only a claim that asks for it brings it back
   bool is_doomed = false;   // freed while held: the operation finishes the free
   int keep_count = 0;       // more than 0: no operation takes it away
-  int export_count = 0;     // more than 0: another process may use it, and an operation that would take it is refused
+  int lent_count = 0;       // other processes that use it: an operation that takes it away asks them first
+  int refusal_count = 0;    // those of them that would refuse, so that it stays
   Amounts counted;          // its part of the tag's amounts: as of the end of the last operation on it
 
   CUdeviceptr address() const { return addresses->address(); }

@@ -44,6 +44,9 @@ struct OperationRequest {
   bool keeps_host = false;          // promote: the host memory is kept beside the device's, as long as there is room
   AheadProgress* ahead = nullptr;   // copy ahead: where to begin, and afterwards where to go on; outlives the operation
   std::vector<AddressRange> order;  // resume: these come first; the rest follows in the order of allocation
+  // Called once everything is ready to move, with the tags held: other processes let go of the memory. False: nothing
+  // moves.
+  std::function<bool()> before_moving;
   // In place of the move of this kind.
   std::function<std::unique_ptr<Move>(Core&, const OperationRequest&)> make_move;
 };

@@ -83,7 +83,10 @@ void Operation::add_moves() {
 
 std::vector<TagClaim> Operation::claims() const {
   std::vector<TagClaim> claims;
-  for (const auto& move : moves_) claims.push_back(move->claim());
+  for (const auto& move : moves_) {
+    claims.push_back(move->claim());
+    claims.back().asks_borrowers = bool(request_.before_moving);
+  }
   return claims;
 }
 
@@ -230,6 +233,7 @@ std::unique_ptr<Arrivals> Operation::launch() {
 std::vector<Report> Operation::commit() {
   if (is_finished_) throw StateError("this operation is over");
   try {
+    if (request_.before_moving && !request_.before_moving()) throw StateError("the caller has stopped it");
     run(moves_);
   } catch (const std::exception& error) {
     fail(error.what());

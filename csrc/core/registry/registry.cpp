@@ -47,15 +47,10 @@ void Registry::count(Allocation& allocation, const Amounts& now) noexcept {
   held_[sum.held_row].bytes = sum.amounts.device_bytes;
 }
 
-void Registry::count_keep(Allocation& allocation, int change) {
+void Registry::add_to(Allocation& allocation, int Allocation::* number, int change) {
   const std::lock_guard lock(mutex_);
-  allocation.keep_count = std::max(allocation.keep_count + change, 0);
+  allocation.*number = std::max(allocation.*number + change, 0);
   if (!allocation.is_doomed) count(allocation, allocation.amounts());
-}
-
-void Registry::count_export(Allocation& allocation, int change) {
-  const std::lock_guard lock(mutex_);
-  allocation.export_count = std::max(allocation.export_count + change, 0);
 }
 
 void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {

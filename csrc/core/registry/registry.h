@@ -39,6 +39,8 @@ struct TagClaim {
   std::function<bool(const Allocation&)> concerns;
   // Select among all allocations of the tags, even where the request names addresses.
   bool is_among_all = false;
+  bool may_wait = true;         // for operations that hold the tags; else a BusyError
+  bool asks_borrowers = false;  // before it takes memory away that other processes use
 
   // torch may hand memory of a leased tag to a thread at any moment. A claim that takes memory away is therefore
   // refused while a lease is open. It also retires the pools that were leased before (Tag::epoch).
@@ -115,10 +117,8 @@ class Registry {
     return pointer;
   }
 
-  // Counts of an allocation that no other operation holds: how often it is kept, and how often it is exported. change:
-  // 1 or -1, which does nothing at 0.
-  void count_keep(Allocation& allocation, int change);
-  void count_export(Allocation& allocation, int change);
+  // Adds 1 or -1 to one of the three counts of an allocation; -1 does nothing at 0.
+  void add_to(Allocation& allocation, int Allocation::* number, int change);
 
   // Holds the tags, and those of their allocations that are claimed, all in one step, so that two operations never wait
   // for each other. Waits while another operation holds one of the tags. Throws StateError for an unknown tag, and for

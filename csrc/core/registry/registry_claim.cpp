@@ -68,10 +68,12 @@ void check_leases(const Tag& tag) {
 }
 
 // Where memory of the group leaves.
-void check_exports(const Selection::Group& group) {
+void check_lent(const Selection::Group& group) {
   if (group.claim.leases == TagClaim::Leases::kAllowed || group.claim.is_among_all) return;
   for (const auto& allocation : group.allocations) {
-    if (allocation->export_count == 0 || !allocation->has_memory()) continue;
+    const bool may_leave =
+        allocation->refusal_count == 0 && (allocation->lent_count == 0 || group.claim.asks_borrowers);
+    if (may_leave || !allocation->has_memory()) continue;
     throw StateError("tag '" + allocation->tag->name +
                      "' has memory that another process uses: it can leave when that process has let go of it");
   }
@@ -85,6 +87,7 @@ std::vector<Tag*> Registry::wait_until_free(std::unique_lock<HandlerSafeMutex>& 
     std::vector<Tag*> tags = resolve_all(claims);
     // All at once, so that two operations never wait for each other.
     if (std::none_of(tags.begin(), tags.end(), [](const Tag* tag) { return tag->is_busy; })) return tags;
+    if (!claims.front().may_wait) throw BusyError("an operation on this tag is under way");
     released_.wait(lock);
   }
 }
@@ -142,7 +145,6 @@ Selection Registry::choose(std::unique_lock<HandlerSafeMutex>& lock, std::vector
     select(group);
     group.losing_tags = find_losing_tags(group);
     for (const Tag* tag : group.losing_tags) check_leases(*tag);
-    check_exports(group);
   }
   return selection;
 }
@@ -151,6 +153,7 @@ Selection Registry::claim(std::vector<TagClaim> claims) {
   std::unique_lock lock(mutex_);
   Selection selection = choose(lock, std::move(claims));
   const auto& groups = selection.groups;
+  for (const auto& group : groups) check_lent(group);
   hold(selection,
        std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.claim.moves_memory; }));
   for (const auto& group : groups) {

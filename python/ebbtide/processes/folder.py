@@ -109,6 +109,11 @@ class Folder:
                     sender.sendto(word, os.fspath(self.place / f"{name}.sock"))
 
 
+def was_own(name: str) -> bool:
+    """Whether it is, or was, the name of an entry of this process."""
+    return name in _own_names
+
+
 class Membership:
     """The files of this process, from now until `leave` or its end."""
 

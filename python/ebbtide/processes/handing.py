@@ -57,7 +57,9 @@ def resume_or_receive(tags: list[str], missing_ok: bool, **options: Any) -> "_co
     """
     offer = _take_offer(tags)
     if offer is None:
-        return _core.resume(tags, missing_ok, **options)
+        report = _core.resume(tags, missing_ok, **options)
+        _release_unneeded()
+        return report
     offer.reception = _core.Reception(offer.leaving)
     try:
         return offer.reception.resume(tags, missing_ok, partial(_want, offer), **options)
@@ -70,12 +72,27 @@ def resume_or_receive(tags: list[str], missing_ok: bool, **options: Any) -> "_co
 
 
 def _take_offer(tags: list[str]) -> _Offer | None:
+    away = set(queue.away_bytes(tags)) if _offers else set()
+    return next((each for each in list(_offers) if each.devices & away and _take(each)), None)
+
+
+def _release_unneeded() -> None:
+    """Where nothing is away any more, memory that is offered is released instead: its process need not wait."""
+    if _offers:
+        away = set(queue.away_bytes([]))
+        for offer in [each for each in list(_offers) if not each.devices & away]:
+            if _take(offer):
+                offer.is_accepted = True
+                offer.link.send({"what": "accept", "id": offer.identity, "wanted": []})
+
+
+def _take(offer: _Offer) -> bool:
+    """Whether it is there still: then it is the caller's."""
     with _lock:
-        away = set(queue.away_bytes(tags)) if _offers else set()
-        offer = next((each for each in _offers if each.devices & away), None)
-        if offer is not None:
+        if offer in _offers:
             _offers.remove(offer)
-        return offer
+            return True
+        return False
 
 
 def _want(offer: _Offer, device: int, size_bytes: int) -> None:
@@ -109,6 +126,7 @@ def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -
         _offers.append(_Offer(borrower.link, borrower.name, identity, leaving))
         _known[borrower.link, identity] = _offers[-1]
         member.wake()
+        _release_unneeded()
         return
     offer = _known.get((borrower.link, identity))
     if offer is None:

@@ -1,84 +1,66 @@
 """Memory of this process that others use: who has what, and how it leaves all the same.
 
-All of it is done by the thread of `links`.
+A borrower that agreed loses the memory once a pause has checked and taken all that it needs, and has it again when it
+is here. What could not be given back at once, since an operation holds the tag or the borrower does not answer, is
+tried again.
 """
 
 import os
-import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ebbtide import _core
 from ebbtide.errors import Error, StateError
-from ebbtide.processes import links, member
+from ebbtide.locks import make_lock
+from ebbtide.processes import links, member, offers
 from ebbtide.processes.links import Link, Message, Result, number, text
+from ebbtide.processes.offers import Offered
 from ebbtide.stderr import say
 
-_SECONDS = 30.0  # for a borrower to let go, which waits for its device
-_MOST_IDLE = 256
+_LEAVE_SECONDS = 20.0  # for borrowers to let go, which wait for their device
+_BACK_SECONDS = 5.0  # for borrowers to have it again, before the resume returns
+_BUSY_SECONDS = 20.0  # for an operation that holds a tag of which something is wanted
+_AGAIN_SECONDS = 0.2
 
-
-class _Offer(NamedTuple):
-    """What a nonce stands for.
-
-    Attributes:
-        find: the storage; None: it is gone.
-        held: the storage, until it is attached for the first time; or empty.
-        generation: pauses of its tag so far. Later it is stale.
-    """
-
-    find: Callable[[], object | None]
-    held: list[object]
-    address: int
-    size_bytes: int
-    tag: str
-    generation: int
+_lock = make_lock()  # of all that follows
 
 
 @dataclass
 class _Use:
-    """Of one allocation by one borrower."""
+    """Of one allocation by one borrower. `is_asked`: `is_away` is about to change."""
 
     address: int
     tag: str
-    may_leave: bool = True
+    loans: dict[int, tuple[object, bool]] = field(default_factory=dict)  # storages; whether their user agrees
+    refuses: bool = False  # known to the core
     is_away: bool = False
-    held: dict[str, list[object]] = field(default_factory=dict)  # storages, by nonce: once for each time attached
+    is_asked: bool = False
 
 
 class Borrower:
     def __init__(self, link: Link) -> None:
         self.link, self.name = link, "a process"
         self.uses: dict[int, _Use] = {}  # by the allocation's sequence number
-        self.awaited: dict[int, Result] = {}
+        self.awaited: dict[int, Callable[[str], None]] = {}  # who gets the answer: a problem, or ""
         self.asked = 0
 
-    def ask(self, message: Message, files: Iterable[int] = ()) -> Result:
-        """What comes back is a problem, or ""."""
-        result = Result()
+    def ask(self, message: Message, files: list[int], hear: Callable[[str], None]) -> None:
         self.asked += 1
-        self.awaited[self.asked] = result
+        self.awaited[self.asked] = hear
         try:
-            self.link.send({**message, "id": self.asked}, list(files))
+            self.link.send({**message, "id": self.asked}, files)
         except StateError as error:
-            result.put(str(error))
-        return result
+            self.awaited.pop(self.asked, bool)(str(error))
 
 
-_offers: dict[str, _Offer] = {}
 _borrowers: list[Borrower] = []
 words: dict[str, Callable[[Borrower, Message, list[int]], None]] = {}  # of others than this module
 on_end: list[Callable[[Link], None]] = []
 _listener: list[Any] = []  # the entry's name, and how to end it
-_purge_at = _MOST_IDLE
-
-
-class Offered(NamedTuple):
-    owner: str  # the name of this process's entry
-    nonce: str
-    generation: int
+_is_looking = False  # whether what is away is looked at again
 
 
 def offer(find: Callable[[], object | None], address: int, size_bytes: int, is_held: bool) -> Offered:
@@ -90,18 +72,10 @@ def offer(find: Callable[[], object | None], address: int, size_bytes: int, is_h
 
     Raises: StateError: it lies in no exportable memory; this process can't join the others.
     """
-    info = _core.find(address)
-    if info is None:
-        raise StateError("this tensor lies in no region: saver.region(tag, exportable=True)")
-    if not info.is_exportable:
-        raise StateError(
-            f"a tensor in tag {info.tag!r} can't be shared with another process, as its region was not entered with "
-            "exportable=True"
-        )
-    found = _Offer(find, [find()] if is_held else [], address, size_bytes, info.tag, _core.pause_count(info.tag))
+    offers.check(address)
     name = listen()
-    nonce: str = links.ask(partial(_add, found), _SECONDS)
-    return Offered(name, nonce, found.generation)
+    with _lock:
+        return Offered(name, *offers.add(find, address, size_bytes, is_held))
 
 
 def listen() -> str:
@@ -113,63 +87,16 @@ def listen() -> str:
     files = member.files()
     if files is None:
         raise StateError("this process shares nothing, since it could not join the others (a line above says why)")
-    if not _listener or _listener[0] != files.name:
-        links.ask(partial(_listen, files), _SECONDS)
-    return files.name
+    with _lock:
+        if not _listener or _listener[0] != files.name:
+            _stop_listening()
+            _listener[:] = [files.name, links.listen(files.folder.place / (files.name + links.ENDING), _begin)]
+    return str(files.name)
 
 
-def find_own(owner: str, nonce: str, generation: int) -> object | None:
-    """The storage of an offer of this process; None where it is another's.
-
-    Raises: StateError: it is stale.
-    """
-    files = member.files()
-    if files is None or files.name != owner:
-        return None
-    return _find(nonce, generation)
-
-
-def are_used() -> bool:
-    return any(borrower.uses for borrower in _borrowers)
-
-
-def make_way(tags: list[str]) -> None:
-    """Before memory of these tags (none: all) leaves: those who agreed let go of it.
-
-    Raises: StateError: others use it, who did not agree, or can't let go now.
-    """
-    if not are_used():
-        return
-    asked = links.ask(partial(_ask_to_let_go, tags), _SECONDS)
-    problems = [f"{name}: {problem}" for name, result in asked if (problem := result.get(_SECONDS))]
-    if problems:
-        raise StateError("memory that other processes use can't leave now: " + "; ".join(problems))
-
-
-def give_back() -> None:
-    """After an operation: who let go of memory that is here gets it again."""
-    if not are_used():
-        return
-    for name, result in links.ask(_give_back, _SECONDS):
-        if problem := result.get(_SECONDS):
-            say(f"{name} did not get its memory of this process back: {problem}")
-
-
-def _listen(files: Any) -> None:
-    if not _listener or _listener[0] != files.name:
-        _stop_listening()
-        _listener[:] = [files.name, links.listen(files.folder.place / (files.name + links.ENDING), _begin)]
-
-
-def _add(found: _Offer) -> str:
-    _purge()
-    for nonce, each in _offers.items():
-        if each[2:] == found[2:] and each.find() is not None:
-            each.held.extend(found.held[len(each.held) :])
-            return nonce
-    nonce = secrets.token_hex(16)
-    _offers[nonce] = found
-    return nonce
+def is_listening() -> bool:
+    """Whether other processes may use memory of this one."""
+    return bool(_listener)
 
 
 def _stop_listening() -> None:
@@ -178,44 +105,39 @@ def _stop_listening() -> None:
         _listener.clear()
 
 
-def _purge() -> None:
-    global _purge_at
-    if len(_offers) >= _purge_at:
-        for nonce in [nonce for nonce, each in _offers.items() if each.find() is None]:
-            del _offers[nonce]
-        _purge_at = max(_MOST_IDLE, 2 * len(_offers))
+def find_own(owner: str, nonce: str, generation: int) -> object | None:
+    """The storage of an offer of this process; None where it is another's.
+
+    Raises: StateError: it is stale.
+    """
+    if not member.was_named(owner):
+        return None
+    with _lock:
+        storage, offered = offers.find(nonce, generation)
+        offered.held.clear()
+        return storage
 
 
-def _find(nonce: str, generation: int) -> object:
-    found = _offers.get(nonce)
-    storage = found.find() if found is not None else None
-    if found is None or storage is None:
-        raise StateError("this share is stale: its tensor is gone")
-    if generation != found.generation or _core.pause_count(found.tag) != generation:
-        raise StateError(f"this share is stale: tag {found.tag!r} was paused since. Share the tensor again")
-    return storage
+# --- borrowers: what they send is heard by the thread of `links` ---
 
 
 def _begin(link: Link) -> None:
     borrower = Borrower(link)
-    _borrowers.append(borrower)
+    with _lock:
+        _borrowers.append(borrower)
     link.start(partial(_read, borrower), partial(_end, borrower))
 
 
 def _end(borrower: Borrower) -> None:
-    _borrowers.remove(borrower)
-    for key in list(borrower.uses):
-        _end_use(borrower, key)
-    for result in borrower.awaited.values():
-        result.put("")
+    with _lock:
+        _borrowers.remove(borrower)
+        for key in list(borrower.uses):
+            _end_use(borrower, key)
+        waiting, borrower.awaited = list(borrower.awaited.values()), {}
+    for hear in waiting:
+        hear("")
     for each in on_end:
         each(borrower.link)
-
-
-def _end_use(borrower: Borrower, key: int) -> None:
-    use = borrower.uses.pop(key, None)
-    if use is not None and not use.is_away:
-        _core.end_export(use.address)
 
 
 def _read(borrower: Borrower, message: Message, files: list[int]) -> None:
@@ -223,117 +145,255 @@ def _read(borrower: Borrower, message: Message, files: list[int]) -> None:
     if what == "hello":
         borrower.name = text(message, "name")
     elif what == "want":
-        _lend(borrower, message)
+        _lend(borrower, message, time.monotonic() + _BUSY_SECONDS)
     elif what == "done":
-        if result := borrower.awaited.pop(number(message, "id"), None):
-            result.put(text(message, "problem"))
+        problem = text(message, "problem")
+        with _lock:
+            hear = borrower.awaited.pop(number(message, "id"), bool)
+        hear(problem)
     elif what == "drop":
-        use = borrower.uses.get(number(message, "key"))
-        held = use.held.get(text(message, "nonce"), []) if use is not None else []
-        if held:
-            held.pop()
+        _drop(borrower, number(message, "key"), number(message, "loan"))
     elif what == "end":
-        _end_use(borrower, number(message, "key"))
+        with _lock:
+            _end_use(borrower, number(message, "key"))
     elif what in words:
         words[what](borrower, message, files)
 
 
-def _lend(borrower: Borrower, message: Message) -> None:
+def _end_use(borrower: Borrower, key: int) -> None:
+    use = borrower.uses.pop(key, None)
+    if use is not None and use.refuses:
+        _core.refuse_moves(use.address, False)
+    if use is not None and not use.is_away:
+        _core.end_export(use.address)
+
+
+def _drop(borrower: Borrower, key: int, loan: int) -> None:
+    with _lock:
+        if (use := borrower.uses.get(key)) is not None:
+            use.loans.pop(loan, None)
+            _tell_core(use)
+
+
+def _tell_core(use: _Use) -> None:
+    refuses = not all(agrees for _, agrees in use.loans.values())
+    if refuses != use.refuses:
+        use.refuses = refuses
+        _core.refuse_moves(use.address, refuses)
+
+
+def _lend(borrower: Borrower, message: Message, deadline: float) -> None:
+    if not borrower.link.is_open:
+        return
     identity = number(message, "id")
+    files: list[int] = []
     try:
-        answer, files = _prepare_loan(borrower, message)
+        with _lock:
+            answer = _prepare_loan(borrower, message, files)
+        if answer is None and time.monotonic() < deadline:  # an operation holds the tag, and this thread waits for none
+            links.later(_AGAIN_SECONDS / 10, partial(_lend, borrower, message, deadline))
+            return
+        problem = "" if answer is not None else "an operation on this tensor's tag takes too long"
+        borrower.link.send({"what": "loan", "id": identity, **(answer or {}), "problem": problem}, files)
     except (Error, OSError) as error:
         borrower.link.send({"what": "loan", "id": identity, "problem": str(error)})
-        return
-    try:
-        borrower.link.send({"what": "loan", "id": identity, "problem": "", **answer}, files)
-    except StateError:
-        borrower.link.end()
     finally:
         for file in files:
             os.close(file)
 
 
-def _prepare_loan(borrower: Borrower, message: Message) -> tuple[Message, list[int]]:
+def _prepare_loan(borrower: Borrower, message: Message, files: list[int]) -> Message | None:
+    """Its descriptors are added to `files`. None: an operation holds the tag."""
     if number(message, "version") != links.VERSION:
         raise StateError("the two programs have different versions of ebbtide")
-    nonce, generation = text(message, "nonce"), number(message, "generation")
-    storage = _find(nonce, generation)
-    offered = _offers[nonce]
+    nonce = text(message, "nonce")
+    storage, offered = offers.find(nonce, number(message, "generation"))
     info = _core.find(offered.address)
     if info is None:
         raise StateError("this share is stale: its memory is gone")
-    pieces: list[tuple[int, int]] = []
-    key = info.sequence
-    use = borrower.uses.get(key)
-    if use is not None and use.is_away:
-        raise StateError(f"tag {info.tag!r} is paused: attach after its resume")
+    device = member.uuid_of(info.device)
+    use, sizes = borrower.uses.get(info.sequence), []
+    if use is not None and (use.is_away or use.is_asked):
+        return None if use.is_asked else _refuse_away(info.tag)
     if use is None:
         pieces = _core.export(offered.address)
-        use = borrower.uses[key] = _Use(info.address, info.tag)
-    use.may_leave &= message.get("agrees") is True
-    use.held.setdefault(nonce, []).append(storage)
+        if pieces is None:
+            return None
+        files += [file for _, file in pieces]
+        sizes = [size for size, _ in pieces]
+        use = borrower.uses[info.sequence] = _Use(info.address, info.tag)
+    use.loans[number(message, "id")] = (storage, message.get("agrees") is True)
+    _tell_core(use)
     offered.held.clear()
-    return {
-        "key": key,
-        "offset": offered.address - info.address,
-        "size": offered.size_bytes,
-        "device": member.uuid_of(info.device),
-        "sizes": [size for size, _ in pieces],
-    }, [file for _, file in pieces]
+    where = {"key": info.sequence, "offset": offered.address - info.address, "size": offered.size_bytes}
+    return {**where, "device": device, "sizes": sizes}
 
 
-def _uses_of(tags: list[str]) -> list[tuple[Borrower, int, _Use]]:
+def _refuse_away(tag: str) -> Message | None:
+    raise StateError(f"tag {tag!r} is paused: attach after its resume")
+
+
+# --- pauses and resumes, by whatever thread ---
+
+
+def are_used() -> bool:
+    with _lock:
+        return any(borrower.uses for borrower in _borrowers)
+
+
+def _uses(tags: list[str]) -> list[tuple[Borrower, int, _Use]]:
+    """Of memory of these tags; none means all. Under the lock."""
     return [
         (borrower, key, use)
         for borrower in _borrowers
         for key, use in borrower.uses.items()
-        if not use.is_away and (not tags or use.tag in tags)
+        if not tags or use.tag in tags
     ]
 
 
-def _ask_to_let_go(tags: list[str]) -> list[tuple[str, Result]]:
-    found = _uses_of(tags)
+def make_way(tags: list[str]) -> None:
+    """Before memory of these tags (none: all), which an operation holds, leaves: those who agreed let go of it.
+
+    Raises: StateError: others use it, who did not agree, or can't let go now.
+    """
+    with _lock:
+        asked = _ask_all(tags)
+    deadline, problems = time.monotonic() + _LEAVE_SECONDS, []
+    for name, result in asked:
+        problems += [f"{name}: {problem}"] if (problem := _answer(result, deadline)) else []
+    if problems:
+        raise StateError("memory that other processes use can't leave now: " + "; ".join(problems))
+
+
+def _ask_all(tags: list[str]) -> list[tuple[str, Result]]:
+    found = [each for each in _uses(tags) if not each[2].is_away and not _is_kept(each[2])]
+    _refuse_if_used(found)
+    return [(f"{borrower.name}, tag {use.tag!r}", _ask_to_let_go(borrower, key, use)) for borrower, key, use in found]
+
+
+def _refuse_if_used(found: list[tuple[Borrower, int, _Use]]) -> None:
     for borrower, _, use in found:
-        if not use.may_leave:
-            count = sum(len(held) for held in use.held.values())
+        count = sum(not agrees for _, agrees in use.loans.values())
+        if count:
             raise StateError(
                 f"tag {use.tag!r} can't leave: {borrower.name} uses {count} of its tensors. It can let go of them, or "
                 "agree to pauses (saver.attach(..., pauseable=True))"
             )
-    asked = []
-    for borrower, key, use in found:
-        use.is_away = True
-        _core.end_export(use.address)
-        asked.append((borrower.name, borrower.ask({"what": "lose", "key": key})))
-    return asked
 
 
-def _give_back() -> list[tuple[str, Result]]:
-    asked = []
-    for borrower in list(_borrowers):
-        for key, use in borrower.uses.items():
-            info = _core.find(use.address) if use.is_away else None
-            if info is None or info.sequence != key or info.resident_bytes - info.host_bytes != info.size_bytes:
-                continue
-            use.is_away = False
-            asked.append((borrower.name, _send_back(borrower, key, _core.export(use.address))))
-    return asked
+def explain_refusal(tags: list[str]) -> None:
+    """Where the core has refused to take memory away since other processes use it.
+
+    Raises: StateError: with their names.
+    """
+    with _lock:
+        _refuse_if_used(_uses(tags))
 
 
-def _send_back(borrower: Borrower, key: int, pieces: list[tuple[int, int]]) -> Result:
+def _is_kept(use: _Use) -> bool:
+    info = _core.find(use.address)
+    return info is not None and info.is_kept
+
+
+def _answer(result: Result, deadline: float) -> str:
+    try:
+        return str(result.get(max(deadline - time.monotonic(), 0.0)))
+    except StateError:
+        return "it does not answer (is it stopped?)"
+
+
+def _ask_to_let_go(borrower: Borrower, key: int, use: _Use) -> Result:
+    result = Result()
+    use.is_asked = True
+
+    def hear(problem: str) -> None:
+        with _lock:
+            use.is_asked = False
+            if not problem and borrower.uses.get(key) is use:
+                use.is_away = True
+                _core.end_export(use.address)
+        result.put(problem)
+
+    borrower.ask({"what": "lose", "key": key}, [], hear)
+    _look_again()
+    return result
+
+
+def give_back(waits: bool) -> None:
+    """Who let go of memory that is here gets it again. Never fails: what can't be given back now is tried again.
+
+    Args:
+        waits: some seconds, until they have it.
+    """
+    with _lock:
+        asked = _send_all_back()
+    deadline = time.monotonic() + (_BACK_SECONDS if waits else 0.0)
+    for name, result in asked if waits else ():
+        if result is not None and (problem := _answer(result, deadline)):
+            say(f"{name} does not have its memory of this process back yet: {problem}")
+
+
+def _send_all_back() -> list[tuple[str, Result | None]]:
+    away = [each for each in _uses([]) if each[2].is_away and not each[2].is_asked]
+    return [(borrower.name, _send_back(borrower, key, use)) for borrower, key, use in away]
+
+
+def _send_back(borrower: Borrower, key: int, use: _Use) -> Result | None:
+    """None: it is not here, or can't be exported now."""
+    info = _core.find(use.address)
+    if info is None or info.sequence != key or info.resident_bytes - info.host_bytes != info.size_bytes:
+        return None
+    try:
+        pieces = _core.export(use.address)
+    except Error as error:
+        say(f"memory that {borrower.name} uses can't be given back now: {error}")
+        return None
+    if pieces is None:
+        return None
+    result = Result()
+    use.is_asked = True
+
+    def hear(problem: str) -> None:
+        with _lock:
+            use.is_asked = False
+            if borrower.uses.get(key) is use and not problem:
+                use.is_away = False
+            else:
+                _core.end_export(use.address)
+        result.put(problem)
+
     files = [file for _, file in pieces]
     try:
-        return borrower.ask({"what": "back", "key": key, "sizes": [size for size, _ in pieces]}, files)
+        borrower.ask({"what": "back", "key": key, "sizes": [size for size, _ in pieces]}, files, hear)
     finally:
         for file in files:
             os.close(file)
+    return result
+
+
+def _look_again() -> None:
+    """As long as anything is away: a resume in the background has come to its end, say."""
+    global _is_looking
+    if not _is_looking:
+        _is_looking = True
+        links.post(partial(links.later, _AGAIN_SECONDS, _look))
+
+
+def _look() -> None:
+    global _is_looking
+    give_back(waits=False)
+    with _lock:
+        _is_looking = any(use.is_away or use.is_asked for _, _, use in _uses([]))
+    if _is_looking:
+        links.later(_AGAIN_SECONDS, _look)
 
 
 def forget_parent() -> None:
     """In a forked child: all of this is the parent's. What stays open keeps others from knowing that it has ended."""
+    global _is_looking
+    _is_looking = False
     for borrower in _borrowers:
         borrower.link.close_in_child()
     _stop_listening()
     _borrowers.clear()
-    _offers.clear()
+    offers.forget_parent()

@@ -68,8 +68,7 @@ def post(task: Task) -> None:
     """The thread does it soon. For finalizers too: never waits."""
     thread = _the_thread()
     thread.tasks.append(task)
-    with contextlib.suppress(BlockingIOError):  # it has words enough to wake up
-        thread.wake.send(b"!", socket.MSG_DONTWAIT)
+    _wake(thread)
 
 
 def later(seconds: float, task: Task) -> None:
@@ -127,6 +126,12 @@ def ask(task: Callable[[], Any], seconds: float) -> Any:
 def _listen(thread: _Thread, file: socket.socket, callback: Task) -> None:
     thread.callbacks[file.fileno()] = callback
     thread.poll.register(file, select.POLLIN)
+    _wake(thread)  # which polls those that it knew when it began
+
+
+def _wake(thread: _Thread) -> None:
+    with contextlib.suppress(BlockingIOError):  # it has words enough to wake up
+        thread.wake.send(b"!", socket.MSG_DONTWAIT)
 
 
 def _run(me: _Thread) -> None:
@@ -144,8 +149,8 @@ def _run(me: _Thread) -> None:
 def _do(task: Task) -> None:
     try:
         task()
-    except (Error, OSError, ValueError, TypeError, KeyError) as error:
-        say(f"memory of several processes: {error}")
+    except Exception as error:  # the thread goes on
+        say(f"memory of several processes: {error if isinstance(error, Error) else repr(error)}")
 
 
 class Link:
@@ -183,6 +188,7 @@ class Link:
             self._on_end()
 
     def close_in_child(self) -> None:
+        self.is_open = False
         self._socket.close()
 
     def _read(self) -> None:

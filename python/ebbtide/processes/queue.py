@@ -216,6 +216,6 @@ def away_bytes(tags: list[str]) -> dict[int, int]:
     sums: dict[int, int] = {}
     for each in _core.allocations():
         away = each.size_bytes - each.resident_bytes
-        if away > 0 and (not tags or each.tag in tags):
+        if away > 0 and not each.is_trimmed and (not tags or each.tag in tags):
             sums[each.device] = sums.get(each.device, 0) + away
     return sums

@@ -152,7 +152,7 @@ def _choose_moves(
             raise StateError(f"a tensor to adopt is paused: resume its tag {info.tag!r} first")
         if info.tag == tag and info.backup == backup:
             continue
-        if info.is_kept or info.is_exported:
+        if info.is_kept or info.is_lent:
             user = "saver.keep keeps" if info.is_kept else "another process uses"
             raise StateError(f"{user} the memory of a tensor to adopt, in tag {info.tag!r}: it can't move now")
         moves.append(storage)

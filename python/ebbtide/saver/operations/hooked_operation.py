@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
+from ebbtide.errors import StateError
 from ebbtide.processes import lent, member
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
@@ -65,21 +66,44 @@ def run(
         shared = bypass.shared_tags(names)
     if returning is not None:
         tags["resume"] = returning
+    errors: list[Exception] = []  # of hooks after which all goes on
+    move = partial(_move, operation, call, names, leaving, returning, seconds, finish, errors)
     if shared or is_capturing or hooks.wants(_EVENTS[operation]):
         hooked = HookedOperation(tags, missing_ok, paused_set)
         guards = (bypass.lock, bypass.Guard(shared)) if shared else (nullcontext(), nullcontext())
         with hooked, guards[0], guards[1]:
-            result = _move(operation, call, names, leaving, returning, seconds, finish, hooked)
+            result = _with_borrowers(names, finish is None, partial(move, hooked))
     else:
         for each in tags.values():  # no other operation is busy with the tags then, so that torch's answers hold
             _core.wait_for_tags(each)
-        result = _move(operation, call, names, leaving, returning, seconds, finish, None)
+        result = _with_borrowers(names, finish is None, partial(move, None))
     if finish is None and returning is not None:
         keeper.keep_if_wanted(returning)
     if returning is not None:
         for follow in after_resumes:
             follow()
     member.tell()
+    if errors and finish is None:
+        raise errors[0]
+    for error in errors:  # the caller needs what it gets
+        warnings.warn(f"a remapped hook failed: {error!r}", RuntimeWarning, stacklevel=2)
+    return result
+
+
+def _with_borrowers(names: list[str], waits: bool, move: Callable[[], _T]) -> _T:
+    """Calls it. Then other processes get back what they use and is here."""
+    try:
+        result = move()
+    except StateError as error:
+        lent.give_back(waits=False)
+        if "another process uses" in str(error):
+            lent.explain_refusal(names)
+        raise
+    except BaseException:
+        lent.give_back(waits=False)
+        raise
+    if waits:
+        lent.give_back(waits=True)
     return result
 
 
@@ -91,43 +115,22 @@ def _move(
     returning: list[str] | None,
     seconds: float,
     finish: "Callable[[_T, HookedOperation | None], Any] | None",
+    errors: list[Exception],
     hooked: "HookedOperation | None",
 ) -> _T:
     """The steps of `run` for which the tags must be at rest."""
-    if leaving is None and not lent.are_used():
-        return _move_own(operation, call, names, leaving, returning, seconds, finish, hooked)
-    try:
-        if leaving is not None:
-            lent.make_way(names)
-        return _move_own(operation, call, names, leaving, returning, seconds, finish, hooked)
-    finally:
-        if finish is None:
-            lent.give_back()
-
-
-def _move_own(
-    operation: str,
-    call: Callable[..., _T],
-    names: list[str],
-    leaving: PauseRequest | None,
-    returning: list[str] | None,
-    seconds: float,
-    finish: "Callable[[_T, HookedOperation | None], Any] | None",
-    hooked: "HookedOperation | None",
-) -> _T:
-    """The same once other processes have let go of the memory."""
     if leaving is not None:
         enabling.look_before_pause(names)
     look = Look([*names, *(returning or ())])
     look.release_dead()
     unused, as_of = look.unused(leaving, returning)
-    claim = partial(call, unused=unused, unused_as_of=as_of)
+    claim = partial(call, unused=unused, unused_as_of=as_of, **(_asking(names) if leaving is not None else {}))
     # A `finish` shows the progress of what goes on in the background itself.
     with watched(operation, names, returning or ()) if finish is None else nullcontext():
         if returning is None:
             return claim()
         come_back = partial(torch_cache.claim_with_retries, claim, seconds, partial(make_room, returning), returning)
-        result = remapped.tell_after(returning, come_back, is_queued=finish is not None)
+        result = remapped.tell_after(returning, come_back, errors, is_queued=finish is not None)
     if finish is None:
         bypass.close_if_resident(returning)
     else:
@@ -139,8 +142,18 @@ def _move_own(
 def run_alone(operation: str, names: list[str], missing_ok: bool, **options: Any) -> Report:
     """One call of the core that runs no hooks and needs nothing of torch: "prepare", "promote" or "demote"."""
     with watched(operation, names):
-        move = partial(getattr(_core, operation), names, missing_ok, **options)
-        return Report.from_core(remapped.tell_after(names, move))
+        asking = _asking(names) if operation == "demote" else {}
+        move = partial(getattr(_core, operation), names, missing_ok, **options, **asking)
+        errors: list[Exception] = []
+        report = _with_borrowers(names, True, partial(remapped.tell_after, names, move, errors))
+    if errors:
+        raise errors[0]
+    return Report.from_core(report)
+
+
+def _asking(names: list[str]) -> dict[str, Callable[[], None]]:
+    """The option of an operation that takes memory of these tags away: it asks other processes that use it."""
+    return {"before_moving": partial(lent.make_way, names)} if lent.is_listening() else {}
 
 
 class HookedOperation(_core.Scope):

@@ -101,7 +101,7 @@ class Pending:
                 raise
             if is_first := not self._is_waited_for:
                 bypass.close_if_resident(self._names)
-                lent.give_back()
+                lent.give_back(waits=True)
                 self._calls = calls_after(self._current())
                 self._is_waited_for = True
             hooks.run_all(self._calls, errors)

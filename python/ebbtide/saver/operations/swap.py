@@ -82,10 +82,11 @@ def hand_over(
     """Pauses tags and gives their device memory to a resume of another process, handle by handle as the bytes get out:
     a swap of two processes. Nobody else can take that memory in between.
 
-        saver.hand_over(pause="trainer", to=4712)   # process 4712: saver.resume("engine", timeout=60)
+        saver.hand_over(pause="trainer", to=4712)  # process 4712: saver.resume("engine", timeout=60)
 
     The regions of both sides say exportable=True. Waits until the other process resumes something of which the device
     memory is away: that call takes this memory, however much is free, and both directions of the bus are used at once.
+    Where nothing of the other process is away, since it found room by itself, this is a pause.
     Together they hold at most the larger of the two sides plus 256 MiB (or the largest handle). A handle goes as it is
     where the other side has a chunk of the same size (2 GiB, and what is left of an allocation); any other is released,
     and made anew in the other process. It is overwritten or cleared there before it is resident.

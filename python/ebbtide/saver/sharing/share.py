@@ -1,5 +1,6 @@
 """`saver.share`, `saver.attach` and `saver.keep`."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 _lock = make_lock()
+_kept: dict[int, tuple[object, int]] = {}  # storages, and where they lie: also of those who forgot how to end it
+_numbers = itertools.count()
 
 
 def share(tensor: "torch.Tensor") -> Shared:
@@ -22,13 +25,14 @@ def share(tensor: "torch.Tensor") -> Shared:
 
         with saver.region("weights", exportable=True):
             weight = torch.randn(4096, 4096, device=saver.device)
-        queue.put(saver.share(weight))      # another process: saver.attach(queue.get())
+        queue.put(saver.share(weight))  # another process: saver.attach(queue.get())
 
     The result is plain data, which may be pickled and sent in any way. It does not keep the tensor alive: it is stale
     once the tensor is gone, or its tag was paused. While another process has the tensor attached, it lives on here, and
     a pause of its tag is refused, unless that process agreed to it. What is queued on the current stream is waited for;
     for all later writes the two programs must agree on an order.
 
+    Don't resize the storage of a shared tensor (as FSDP1 does with `resize_(0)`): its memory would become another's.
     Whoever has the result and runs as this user can write to the memory, and to what else lies in the same allocation
     (torch's segments of 2 and 20 MiB hold several small tensors).
 
@@ -45,7 +49,8 @@ def share(tensor: "torch.Tensor") -> Shared:
 
     storage = tensor.untyped_storage()
     offered = storages.offer(storage, is_held=False)
-    return Shared(*offered, str(tensor.dtype), tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
+    layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
+    return Shared(*offered, str(tensor.dtype), *layout)
 
 
 def attach(shared: Shared, *, pauseable: bool = False) -> "torch.Tensor":
@@ -60,7 +65,8 @@ def attach(shared: Shared, *, pauseable: bool = False) -> "torch.Tensor":
     Args:
         shared: the result of `saver.share`.
         pauseable: True: the owner may pause the tag. This process then loses access, once its queued work is done,
-            until the owner has resumed it; use no tensor of it meanwhile. The programs must tell one another.
+            until the owner has resumed it; use no tensor of it meanwhile, nor if the owner ends meanwhile: then it is
+            lost. The programs must tell one another: the owner's "before_pause" hooks run before it is taken.
 
     Raises:
         TypeError: no Shared.
@@ -73,21 +79,26 @@ def attach(shared: Shared, *, pauseable: bool = False) -> "torch.Tensor":
     if not isinstance(shared, Shared):
         raise TypeError(f"attach takes the result of saver.share, not {type(shared).__name__}")
     check_flag(pauseable, "pauseable")
+    if not (isinstance(shared.owner, str) and isinstance(shared.nonce, str) and isinstance(shared.generation, int)):
+        raise TypeError(f"this is no result of saver.share: {shared}")
     dtype = getattr(torch, shared.dtype.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"this torch has no {shared.dtype}")
     _require_driver("attach")
-    from ebbtide.saver.sharing import storages
+    from ebbtide.saver.sharing import storages, torch_queues
 
-    storage = storages.attach(shared.offered, agrees=pauseable)
+    torch_queues.install()  # which refuses to send it on
+    storage = storages.attach(shared._offered, agrees=pauseable)
     whole = torch.empty(0, dtype=dtype, device=storage.device)
-    return whole.set_(storage, shared.offset, shared.shape, shared.stride)
+    plain = whole.set_(storage, shared.offset, shared.shape, shared.stride)
+    found = plain.conj() if shared.is_conj else plain
+    return found._neg_view() if shared.is_neg else found
 
 
 def keep(tensor: "torch.Tensor") -> Callable[[], None]:
     """Keeps the memory of `tensor` on the device: pauses, demotions and trims of its tag pass it by.
 
-        let_go = saver.keep(buffer)     # then NCCL, NIXL or Mooncake may register it
+        let_go = saver.keep(buffer)  # then NCCL, NIXL or Mooncake may register it
 
     It counts in a Report's `remaining`, and as `kept_bytes` of its tag. What else lies in the same allocation stays as
     well (torch's segments of 2 and 20 MiB hold several small tensors). The tensor lives on until the returned function
@@ -98,23 +109,25 @@ def keep(tensor: "torch.Tensor") -> Callable[[], None]:
 
     Raises:
         TypeError: no plain strided tensor.
-        StateError: it lies in no region, or a part of it is not on the device; the device has no room to part it from
-            memory with which a resume brought it back; ebbtide is off.
+        StateError: it lies in no region, or a part of it is not on the device; ebbtide is off. Where a resume has
+            brought it back behind one handle with its neighbours, also: a region of its tag is open, a capture is under
+            way, or the device has no room to part them.
     """
     check_plain(tensor, "keep", is_read=False)
     _require_driver("keep")
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0 or _core.find(storage.data_ptr()) is None:
         raise StateError("keep: this tensor has no memory in a region")
-    address = storage.data_ptr()
+    address, number = storage.data_ptr(), next(_numbers)
     _core.keep(address)
-    return partial(_let_go, [(storage, address)])
+    _kept[number] = (storage, address)
+    return partial(_let_go, number)
 
 
-def _let_go(kept: list[tuple[object, int]]) -> None:
+def _let_go(number: int) -> None:
     with _lock:
-        if kept:
-            _core.end_keep(kept.pop()[1])
+        if number in _kept:
+            _core.end_keep(_kept.pop(number)[1])
 
 
 def _require_driver(caller: str) -> None:

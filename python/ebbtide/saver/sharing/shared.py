@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ebbtide.processes.lent import Offered
+from ebbtide.processes.offers import Offered
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,7 @@ class Shared:
         generation: pauses of its tag so far; later it is stale.
         dtype: such as "torch.float32".
         shape, stride, offset: of the tensor in its storage, in elements.
+        is_conj, is_neg: torch's lazy conjugation and negation.
     """
 
     owner: str
@@ -24,7 +25,9 @@ class Shared:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    is_conj: bool = False
+    is_neg: bool = False
 
     @property
-    def offered(self) -> Offered:
+    def _offered(self) -> Offered:
         return Offered(self.owner, self.nonce, self.generation)

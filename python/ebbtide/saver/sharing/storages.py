@@ -1,16 +1,16 @@
 """torch's storages: those of this process that others ask for, and those over memory of other processes."""
 
 import ctypes
-import weakref
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ebbtide import driver_choice
+from ebbtide.errors import StateError
 from ebbtide.processes import borrowed, lent
 from ebbtide.processes.borrowed import Loan
-from ebbtide.processes.lent import Offered
+from ebbtide.processes.offers import Offered
 
 
 def offer(storage: torch.UntypedStorage, *, is_held: bool) -> Offered:
@@ -21,6 +21,8 @@ def offer(storage: torch.UntypedStorage, *, is_held: bool) -> Offered:
 
     Raises: StateError: as `lent.offer`.
     """
+    if borrowed.is_borrowed(storage.data_ptr()):
+        raise StateError("this memory is another process's: send the share that it came by, or have its owner share it")
     if storage.device.type == "cuda":
         torch.cuda.current_stream(storage.device).synchronize()
     weak, place = StorageWeakRef(storage), (storage.data_ptr(), storage.nbytes())
@@ -53,22 +55,14 @@ class _CudaMemory:
 
     def __init__(self, loan: Loan) -> None:
         data = {"data": (loan.address, False), "strides": None}
+        self._loan = loan
         self.__cuda_array_interface__ = {"shape": (loan.size_bytes,), "typestr": "|u1", "version": 2, **data}
 
 
 def _over(loan: Loan) -> torch.UntypedStorage:
-    flat, owner = (_on_cpu if driver_choice.choose_for_tensors() == "sim" else _on_cuda)(loan)
-    # At the interpreter's exit the kernel gives it up, with the process.
-    weakref.finalize(owner, loan.release).atexit = False
-    return flat.untyped_storage()
-
-
-def _on_cuda(loan: Loan) -> tuple[torch.Tensor, Any]:
-    owner = _CudaMemory(loan)
-    return torch.as_tensor(owner, device=torch.device("cuda", loan.device)), owner
-
-
-def _on_cpu(loan: Loan) -> tuple[torch.Tensor, Any]:
-    kind: Any = type("Loan", (ctypes.c_ubyte * loan.size_bytes,), {})
-    owner = kind.from_address(loan.address)
-    return torch.frombuffer(owner, dtype=torch.uint8), owner
+    if driver_choice.choose_for_tensors() == "cuda":
+        return torch.as_tensor(_CudaMemory(loan), device=torch.device("cuda", loan.device)).untyped_storage()
+    kind: Any = type("Memory", (ctypes.c_ubyte * loan.size_bytes,), {})
+    memory = kind.from_address(loan.address)
+    memory.loan = loan  # the tensor keeps it alive
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()

@@ -20,7 +20,8 @@ from torch.multiprocessing import reductions
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.processes.lent import Offered
+from ebbtide.processes import borrowed
+from ebbtide.processes.offers import Offered
 from ebbtide.saver.sharing import storages
 
 _installed: set[type] = set()
@@ -49,7 +50,7 @@ def _sharing(torchs: Any) -> Any:
     @functools.wraps(torchs)
     def share_in_regions(storage: Any, *args: Any, **kwargs: Any) -> Any:
         found = _find(storage)
-        if found is None:
+        if found is None and not borrowed.is_borrowed(storage.data_ptr()):
             return torchs(storage, *args, **kwargs)
         handle = _handle_of(storage, found)
         return storage.device.index, handle, storage.nbytes(), 0, b"", 0, b"", False
@@ -77,8 +78,10 @@ def _counting(torchs: Any) -> Any:
 
 def _reducing(torchs: Any) -> Any:
     def reduce_in_regions(storage: Any) -> Any:
-        found = _find(storage) if storage.device.type == "cpu" else None
-        if found is None or not found.is_exportable:
+        is_cpu = storage.device.type == "cpu"
+        found = _find(storage) if is_cpu else None
+        is_ours = found is not None and found.is_exportable
+        if not is_ours and not (is_cpu and borrowed.is_borrowed(storage.data_ptr())):
             return torchs(storage)
         return _attach, (_handle_of(storage, found),)
 
@@ -92,8 +95,8 @@ def _find(storage: Any) -> "_core.AllocationInfo | None":
         return None
 
 
-def _handle_of(storage: Any, found: "_core.AllocationInfo") -> Handle:
-    if not found.is_exportable:
+def _handle_of(storage: Any, found: "_core.AllocationInfo | None") -> Handle:
+    if found is not None and not found.is_exportable:
         tag, disabled = _words_for(found.tag)
         raise StateError(
             f"a tensor in tag {tag!r} can't be shared with another process: enter its region with exportable=True, or "

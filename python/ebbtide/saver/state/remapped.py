@@ -12,28 +12,25 @@ _T = TypeVar("_T")
 _Homes = dict[int, tuple[int, int]]  # by the sequence number of an allocation: bytes that are here, and on the host
 
 
-def tell_after(tags: list[str], move: Callable[[], _T], *, is_queued: bool = False) -> _T:
+def tell_after(tags: list[str], move: Callable[[], _T], errors: list[Exception], *, is_queued: bool = False) -> _T:
     """Calls `move`, which moves memory of these tags (none: all), then the hooks.
 
     Args:
+        errors: gets the exceptions of hooks after it succeeded. After a failure they become warnings.
         is_queued: once it returns, all that was away is mapped, although its bytes may be on their way.
-
-    Raises: what `move` raises, and what a hook raises after it succeeded.
     """
     if not hooks.wants([hooks.REMAPPED]):
         return move()
     before = {sequence: home for homes in _homes(tags).values() for sequence, home in homes[0].items()}
-    errors: list[Exception] = []
     try:
         result = move()
     except BaseException:
-        hooks.run_all(_calls(tags, before), errors)
-        for error in errors:
+        failed: list[Exception] = []
+        hooks.run_all(_calls(tags, before), failed)
+        for error in failed:
             warnings.warn(f"a hook of remapped failed: {error!r}", RuntimeWarning, stacklevel=2)
         raise
     hooks.run_all(_calls(tags, before, is_queued), errors)
-    if errors:
-        raise errors[0]
     return result
 
 
