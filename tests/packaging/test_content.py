@@ -24,7 +24,7 @@ def expected_files(root: Path) -> set[str]:
         if path.suffix in (".cpp", ".h")
     }
     public = {path.name for path in (root / "csrc/api").glob("ebbtide*.h")}
-    named = {"ahead", "causes", "lms", "queries", "settings", "threads"}
+    named = {"ahead", "causes", "lms", "queries", "settings", "share", "threads"}
     assert {"ebbtide.h", *(f"ebbtide_{name}.h" for name in named)} == public
     headers = {f"include/{name}" for name in public}
     headers |= {f"torch_extension/csrc/api/{name}" for name in public - {"ebbtide_settings.h"}}

@@ -61,6 +61,7 @@ def saver(few_objects_to_collect: None) -> Iterator[object]:
     torch = pytest.importorskip("torch")
     from ebbtide import _core
     from ebbtide import saver as module
+    from ebbtide.processes import lent, member
     from ebbtide.saver.reclaim import torch_cache
 
     gc.collect()
@@ -69,6 +70,9 @@ def saver(few_objects_to_collect: None) -> Iterator[object]:
     gc.collect()
     module.configure(device_limit=None, host_limit=None)
     module.resume()
+    if member.files() is not None:  # an exportable region has joined others, which costs each pause something
+        member.leave()
+        lent.stop_listening()
     if _core.query_device(0).held_bytes > MOST_HELD_BYTES:
         module.trim()
     if torch.cuda.is_available():

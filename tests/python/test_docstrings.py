@@ -18,8 +18,11 @@ import ebbtide  # noqa: E402
 from ebbtide import saver as the_saver  # noqa: E402
 
 SURFACES = {"ebbtide": ebbtide, "ebbtide.saver": the_saver, "ebbtide.lms": ebbtide.lms}
-# They need a GPU, on which tests/gpu captures graphs, or steps of training.
-ONLY_COMPILED = {"ebbtide.saver.cuda_graph", "ebbtide.saver.graph_pool", "ebbtide.lms.plot", "ebbtide.lms.save_plan"}
+# They need a GPU, on which tests/gpu captures graphs, or another process, or steps of training.
+ONLY_COMPILED = {
+    *("ebbtide.saver.cuda_graph", "ebbtide.saver.graph_pool", "ebbtide.saver.hand_over"),
+    *("ebbtide.lms.plot", "ebbtide.lms.save_plan"),
+}
 
 
 def public_callables():

@@ -42,10 +42,9 @@ class _Use:
 
 class Borrower:
     def __init__(self, link: Link) -> None:
-        self.link, self.name = link, "a process"
+        self.link, self.name, self.asked = link, "a process", 0
         self.uses: dict[int, _Use] = {}  # by the allocation's sequence number
         self.awaited: dict[int, Callable[[str], None]] = {}  # who gets the answer: a problem, or ""
-        self.asked = 0
 
     def ask(self, message: Message, files: list[int], hear: Callable[[str], None]) -> None:
         self.asked += 1
@@ -89,7 +88,7 @@ def listen() -> str:
         raise StateError("this process shares nothing, since it could not join the others (a line above says why)")
     with _lock:
         if not _listener or _listener[0] != files.name:
-            _stop_listening()
+            stop_listening()
             _listener[:] = [files.name, links.listen(files.folder.place / (files.name + links.ENDING), _begin)]
     return str(files.name)
 
@@ -99,7 +98,8 @@ def is_listening() -> bool:
     return bool(_listener)
 
 
-def _stop_listening() -> None:
+def stop_listening() -> None:
+    """Nobody can ask any more. What is lent stays so."""
     if _listener:
         _listener[1]()
         _listener.clear()
@@ -213,8 +213,10 @@ def _prepare_loan(borrower: Borrower, message: Message, files: list[int]) -> Mes
         raise StateError("this share is stale: its memory is gone")
     device = member.uuid_of(info.device)
     use, sizes = borrower.uses.get(info.sequence), []
-    if use is not None and (use.is_away or use.is_asked):
-        return None if use.is_asked else _refuse_away(info.tag)
+    if use is not None and use.is_asked:
+        return None
+    if use is not None and use.is_away:
+        raise StateError(f"tag {info.tag!r} is paused: attach after its resume")
     if use is None:
         pieces = _core.export(offered.address)
         if pieces is None:
@@ -227,10 +229,6 @@ def _prepare_loan(borrower: Borrower, message: Message, files: list[int]) -> Mes
     offered.held.clear()
     where = {"key": info.sequence, "offset": offered.address - info.address, "size": offered.size_bytes}
     return {**where, "device": device, "sizes": sizes}
-
-
-def _refuse_away(tag: str) -> Message | None:
-    raise StateError(f"tag {tag!r} is paused: attach after its resume")
 
 
 # --- pauses and resumes, by whatever thread ---
@@ -325,6 +323,8 @@ def give_back(waits: bool) -> None:
     Args:
         waits: some seconds, until they have it.
     """
+    if not _borrowers:
+        return
     with _lock:
         asked = _send_all_back()
     deadline = time.monotonic() + (_BACK_SECONDS if waits else 0.0)
@@ -394,6 +394,6 @@ def forget_parent() -> None:
     _is_looking = False
     for borrower in _borrowers:
         borrower.link.close_in_child()
-    _stop_listening()
+    stop_listening()
     _borrowers.clear()
     offers.forget_parent()

@@ -26,7 +26,8 @@ Move it (without tags: every tag):
     promote(tags)       moves memory from the host to the device
     demote(tags)        moves memory from the device to the host
     on(event, tag, f)   calls a function around pauses and resumes
-    share(tensor)       lets other processes use its memory (attach)
+    share(tensor)       lets other processes use its memory
+    attach(shared)      the tensor that another process shares
     hand_over(...)      a swap of two processes
     keep(tensor)        keeps its memory on the device through pauses
     safe_point()        does what other processes ask for (`ebbtide pause PID`)

@@ -66,17 +66,18 @@ def run(
         shared = bypass.shared_tags(names)
     if returning is not None:
         tags["resume"] = returning
+    is_lending = lent.is_listening()
     errors: list[Exception] = []  # of hooks after which all goes on
     move = partial(_move, operation, call, names, leaving, returning, seconds, finish, errors)
     if shared or is_capturing or hooks.wants(_EVENTS[operation]):
         hooked = HookedOperation(tags, missing_ok, paused_set)
         guards = (bypass.lock, bypass.Guard(shared)) if shared else (nullcontext(), nullcontext())
         with hooked, guards[0], guards[1]:
-            result = _with_borrowers(names, finish is None, partial(move, hooked))
+            result = _with_borrowers(names, finish is None, partial(move, hooked)) if is_lending else move(hooked)
     else:
         for each in tags.values():  # no other operation is busy with the tags then, so that torch's answers hold
             _core.wait_for_tags(each)
-        result = _with_borrowers(names, finish is None, partial(move, None))
+        result = _with_borrowers(names, finish is None, partial(move, None)) if is_lending else move(None)
     if finish is None and returning is not None:
         keeper.keep_if_wanted(returning)
     if returning is not None:

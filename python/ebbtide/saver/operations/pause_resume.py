@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ebbtide import _core, driver_choice
-from ebbtide.processes import handing
+from ebbtide.processes import handing, lent
 from ebbtide.saver.operations.hooked_operation import HookedOperation, run
 from ebbtide.saver.operations.pending import Pending
 from ebbtide.saver.telling.log_lines import log_report
@@ -160,7 +160,8 @@ def resume(
         run("resume", start, None, names, missing_ok=missing_ok, seconds=seconds, finish=finish)
         return pending
 
-    call = partial(handing.resume_or_receive, names, missing_ok, retain=code, order=ranges)
+    bring_back = handing.resume_or_receive if lent.is_listening() else _core.resume
+    call = partial(bring_back, names, missing_ok, retain=code, order=ranges)
     report = run("resume", call, None, names, missing_ok=missing_ok, seconds=seconds)
     return log_report(Report.from_core(report), names)
 

@@ -23,9 +23,9 @@ _numbers = itertools.count()
 def share(tensor: "torch.Tensor") -> Shared:
     """Lets other processes of this user use the memory of `tensor`, which lies in a region with exportable=True.
 
-        with saver.region("weights", exportable=True):
+        with saver.region("shared", exportable=True):
             weight = torch.randn(4096, 4096, device=saver.device)
-        queue.put(saver.share(weight))  # another process: saver.attach(queue.get())
+        shared = saver.share(weight)  # send it to another process, for saver.attach(shared)
 
     The result is plain data, which may be pickled and sent in any way. It does not keep the tensor alive: it is stale
     once the tensor is gone, or its tag was paused. While another process has the tensor attached, it lives on here, and
@@ -49,14 +49,23 @@ def share(tensor: "torch.Tensor") -> Shared:
 
     storage = tensor.untyped_storage()
     offered = storages.offer(storage, is_held=False)
-    layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
-    return Shared(*offered, str(tensor.dtype), *layout)
+    return Shared(
+        *offered,
+        dtype=str(tensor.dtype),
+        shape=tuple(tensor.shape),
+        stride=tensor.stride(),
+        offset=tensor.storage_offset(),
+        is_conj=tensor.is_conj(),
+        is_neg=tensor.is_neg(),
+    )
 
 
 def attach(shared: Shared, *, pauseable: bool = False) -> "torch.Tensor":
     """The tensor that another process has shared: the same memory, without a copy.
 
-        weight = saver.attach(shared)
+        with saver.region("shared", exportable=True):
+            weight = torch.randn(4096, 4096, device=saver.device)
+        same = saver.attach(saver.share(weight))  # in another process, which was sent the share
 
     The memory is given up when the last tensor over it is gone, also by the end of this process, and outlives the
     process that shared it. It belongs to no region here. In the process that shared it, this is a tensor over the same
@@ -98,7 +107,8 @@ def attach(shared: Shared, *, pauseable: bool = False) -> "torch.Tensor":
 def keep(tensor: "torch.Tensor") -> Callable[[], None]:
     """Keeps the memory of `tensor` on the device: pauses, demotions and trims of its tag pass it by.
 
-        let_go = saver.keep(buffer)  # then NCCL, NIXL or Mooncake may register it
+        let_go = saver.keep(cache)  # then NCCL, NIXL or Mooncake may register it
+        let_go()
 
     It counts in a Report's `remaining`, and as `kept_bytes` of its tag. What else lies in the same allocation stays as
     well (torch's segments of 2 and 20 MiB hold several small tensors). The tensor lives on until the returned function

@@ -9,6 +9,10 @@ from ebbtide.processes.offers import Offered
 class Shared:
     """A tensor that other processes may attach (`saver.attach`): plain data, which may be pickled.
 
+        with saver.region("shared", exportable=True):
+            weight = torch.ones(2, 3, device=saver.device)
+        print(saver.share(weight).shape)
+
     Attributes:
         owner: the name of the process that has it.
         nonce: 32 random digits, which stand for its storage.
