@@ -87,7 +87,7 @@ EBBTIDE_API void ebbtide_free_reception(ebbtide_reception* reception);
  * the other process may begin, and gives these and no others. What was handed over is overwritten or cleared before
  * anything is resident. STATE_ERROR where the other process ended too early or gave nothing for 30 seconds; a resume,
  * called again, finishes. */
-typedef void (*ebbtide_want)(void* user, int32_t device, uint64_t size_bytes);
+typedef bool (*ebbtide_want)(void* user, int32_t device, uint64_t size_bytes); /* false: nothing moves, STATE_ERROR */
 EBBTIDE_API ebbtide_status ebbtide_resume_from(const ebbtide_request* request, ebbtide_reception* reception,
                                                ebbtide_want want, void* user, ebbtide_report** report,
                                                ebbtide_error* error);

@@ -161,7 +161,7 @@ ebbtide_status ebbtide_resume_from(const ebbtide_request* request, ebbtide_recep
   return with_core(error, [&](Core& core) {
     require_given(want, "want");
     const auto content = reception_of(reception);
-    const auto visit = [&](int device, uint64_t size_bytes) { want(user, device, size_bytes); };
+    const auto visit = [&](int device, uint64_t size_bytes) { return want(user, device, size_bytes); };
     api::hand_out_report(resume_from(core, api::read_request(request), *content, visit), report);
   });
 }

@@ -65,7 +65,10 @@ Answer call_back(const py::function& function, Answer otherwise, Arguments... ar
     const py::object answer = function(arguments...);
     return answer.is_none() ? otherwise : answer.cast<Answer>();
   } catch (py::error_already_set& error) {
-    error.discard_as_unraisable("a hand-over between processes");
+    if (error.matches(PyExc_KeyboardInterrupt))
+      PyErr_SetInterrupt();  // it comes again once the call is over
+    else
+      error.discard_as_unraisable("a hand-over between processes");
   } catch (const py::cast_error&) {
   }
   return otherwise;
@@ -118,7 +121,7 @@ class Reception {
                       const py::kwargs& options) {
     const Request request(tags, is_missing_ok, options);
     const auto visit = [](void* user, int32_t device, uint64_t size_bytes) {
-      call_back(*static_cast<const py::function*>(user), false, device, size_bytes);
+      return call_back(*static_cast<const py::function*>(user), false, device, size_bytes);
     };
     void* const user = const_cast<py::function*>(&want);
     return ReportRecord(get<ebbtide_report*>(ebbtide_resume_from, request.get(), reception_.get(), +visit, user));

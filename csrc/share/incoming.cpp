@@ -114,9 +114,13 @@ void Incoming::prepare(const Allocations& allocations) {
   std::map<int, std::vector<HandleKind>> wanted;
   for (const auto& [device, returning] : returning_handles()) wanted[device] = reception_.open(device, returning);
   for (const auto& [device, kinds] : wanted) {
-    for (const HandleKind& each : kinds) want_(device, each.size_bytes);
+    for (const HandleKind& each : kinds) want(device, each.size_bytes);
   }
-  want_(-1, 0);
+  want(-1, 0);
+}
+
+void Incoming::want(int device, uint64_t size_bytes) {
+  if (!want_(device, size_bytes)) throw StateError("the other process could not be told what is wanted of it");
 }
 
 std::optional<Resume::TakenMemory> Incoming::take_memory(int device, const HandleKind& kind) {

@@ -53,7 +53,7 @@ class Reception {
 // A resume with memory of another process.
 class Incoming final : public Resume {
  public:
-  using Visit = std::function<void(int device, uint64_t size_bytes)>;
+  using Visit = std::function<bool(int device, uint64_t size_bytes)>;  // false: it goes no further
 
   // want is called for each handle that the resume wants, then once with -1: from then on the other process may give.
   Incoming(Core& core, const OperationRequest& request, Reception& reception, Visit want)
@@ -66,6 +66,8 @@ class Incoming final : public Resume {
   std::optional<TakenMemory> take_memory(int device, const HandleKind& kind) override;
 
  private:
+  void want(int device, uint64_t size_bytes);
+
   Reception& reception_;
   const Visit want_;
 };

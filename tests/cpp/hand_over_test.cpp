@@ -41,6 +41,7 @@ class HandOverTest : public SharedTest {
         resume_from(core(), std::move(request), reception, [&](int device, uint64_t size_bytes) {
           if (device >= 0) wanted.insert(size_bytes);
           is_ready = device < 0;
+          return true;
         });
       } catch (const std::exception& error) {
         outcome.in = error.what();

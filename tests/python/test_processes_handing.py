@@ -162,6 +162,55 @@ def test_one_that_had_room_before_needs_nothing(two):
     assert taker.run("answer = look(IN)") == [5]
 
 
+def test_one_that_comes_back_in_another_way_needs_nothing(two):
+    giver, taker = two
+    prepare(two, (10,), (10,))
+    giver.start(f"answer = saver.hand_over(pause=OUT, to={taker.pid}).bytes")
+    time.sleep(0.2)
+    taker.run("saver.resume(IN, wait=False).wait()")
+    assert giver.answer() == 10 * MIB
+    assert taker.run("answer = look(IN)") == [5]
+
+
+def test_an_offer_outlives_a_first_shortage(two):
+    """Caches go before a resume gives up."""
+    giver, taker = two
+    taker.run("c = torch.ones(1000, device=saver.device)")
+    prepare(two, (20,), (30,))
+    taker.run("with saver.region('cached'): c = torch.ones(40 << 20, dtype=torch.uint8, device=saver.device)")
+    taker.run("c = None; gc.collect()")
+    giver.start(f"answer = saver.hand_over(pause=OUT, to={taker.pid}).bytes")
+    time.sleep(0.2)
+    assert taker.run("answer = saver.resume(IN, timeout=4).bytes") == 30 * MIB
+    assert giver.answer() == 20 * MIB
+
+
+def test_a_giver_without_descriptors_costs_a_try(two):
+    giver, taker = two
+    prepare(two)
+    giver.run("""
+        import os, resource
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        from ebbtide.processes import handing
+        offer = handing.Giving.offer
+        def offer_and_fill(self, seconds):
+            offer(self, seconds)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (60, limits[1]))
+            try:
+                while True:
+                    files.append(os.dup(0))
+            except OSError:
+                pass
+        files = []
+        handing.Giving.offer = offer_and_fill
+    """)
+    given, taken = hand_over(two, timeout=8)
+    giver.run("resource.setrlimit(resource.RLIMIT_NOFILE, limits); [os.close(each) for each in files]")
+    giver.run("handing.Giving.offer = offer")
+    assert given == 42 * MIB and 0 < taken <= 42 * MIB
+    assert taker.run("answer = look(IN)") == [5]
+
+
 def test_nobody_takes_it(two):
     giver, taker = two
     prepare(two)

@@ -55,20 +55,28 @@ def resume_or_receive(tags: list[str], missing_ok: bool, **options: Any) -> "_co
 
     Raises: OutOfMemoryError: also where the other process has ended midway: the same call goes on.
     """
+    if member.files() is not None:
+        lent.listen()  # this process may have left the others and joined them anew
     offer = _take_offer(tags)
     if offer is None:
-        report = _core.resume(tags, missing_ok, **options)
-        _release_unneeded()
-        return report
+        return _core.resume(tags, missing_ok, **options)
     offer.reception = _core.Reception(offer.leaving)
+    if offer.problem is not None:  # it came to its end meanwhile
+        offer.reception.end()
     try:
         return offer.reception.resume(tags, missing_ok, partial(_want, offer), **options)
+    except OutOfMemoryError:
+        if not offer.is_accepted and offer.problem is None:
+            with _lock:  # for the next try, or `decline`
+                _offers.insert(0, offer)
+        raise
     except StateError as error:
-        if not offer.problem:
+        if not offer.is_accepted:
+            _decline(offer)
             raise
-        raise OutOfMemoryError(f"{error}; {offer.name} has handed over no more: {offer.problem}") from None
-    finally:
-        _decline(offer)
+        why = f": {offer.problem}" if offer.problem else ""
+        text = f"{offer.name} has handed over less than it offered{why}. A resume finishes with what is free ({error})"
+        raise OutOfMemoryError(text) from None
 
 
 def _take_offer(tags: list[str]) -> _Offer | None:
@@ -76,7 +84,16 @@ def _take_offer(tags: list[str]) -> _Offer | None:
     return next((each for each in list(_offers) if each.devices & away and _take(each)), None)
 
 
-def _release_unneeded() -> None:
+def decline(tags: list[str]) -> None:
+    """After a resume of these tags that has failed for good: who offers memory for it need not wait."""
+    if _offers:
+        away = set(queue.away_bytes(tags))
+        for offer in [each for each in list(_offers) if each.devices & away]:
+            if _take(offer):
+                _decline(offer)
+
+
+def release_unneeded() -> None:
     """Where nothing is away any more, memory that is offered is released instead: its process need not wait."""
     if _offers:
         away = set(queue.away_bytes([]))
@@ -95,14 +112,15 @@ def _take(offer: _Offer) -> bool:
         return False
 
 
-def _want(offer: _Offer, device: int, size_bytes: int) -> None:
-    """Called by the resume, once for each handle; with -1 when it is ready."""
+def _want(offer: _Offer, device: int, size_bytes: int) -> bool:
+    """Called by the resume, once for each handle; with -1 when it is ready. It goes on if this returns."""
     if device >= 0:
         offer.wanted[device, size_bytes] += 1
-        return
+        return True
     wanted = [[member.uuid_of(device), size, count] for (device, size), count in offer.wanted.items()]
-    offer.is_accepted = True
     offer.link.send({"what": "accept", "id": offer.identity, "wanted": wanted})
+    offer.is_accepted = True
+    return True
 
 
 def _decline(offer: _Offer) -> None:
@@ -126,7 +144,7 @@ def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -
         _offers.append(_Offer(borrower.link, borrower.name, identity, leaving))
         _known[borrower.link, identity] = _offers[-1]
         member.wake()
-        _release_unneeded()
+        release_unneeded()
         return
     offer = _known.get((borrower.link, identity))
     if offer is None:
@@ -179,6 +197,7 @@ class Giving:
         self._wanted: Counter[tuple[int, int]] = Counter()
         self._identity = 0
         self._owner: borrowed.Owner | None = None
+        self._is_gone = False
         self._lock = make_lock()
 
     def offer(self, seconds: float) -> None:
@@ -197,7 +216,12 @@ class Giving:
             self._wanted[borrowed.device_with(str(uuid)), number({"n": size}, "n")] += number({"n": count}, "n")
 
     def _send_offer(self) -> "borrowed.Owner":
-        owner = borrowed.meet(self._name)
+        try:
+            owner = borrowed.meet(self._name)
+        except StateError as error:
+            raise StateError(
+                f"this process takes no memory: a region of it must say exportable=True ({error})"
+            ) from None
         self._identity = owner.next_number()
         counts = Counter(_core.find_leaving(self._tags))
         leaving = [[member.uuid_of(device), *rest, count] for (device, *rest), count in counts.items()]
@@ -226,12 +250,13 @@ class Giving:
         self._tell("room", device, size_bytes, [])
 
     def _tell(self, what: str, device: int, size_bytes: int, files: list[int]) -> bool:
-        if self._owner is None or not self._owner.link.is_open:
+        if self._owner is None or self._is_gone or not self._owner.link.is_open:
             return False
         message = {"what": what, "id": self._identity, "device": member.uuid_of(device), "size": size_bytes}
         try:
             self._owner.link.send(message, files)
-        except StateError:
+        except StateError:  # one that reads nothing costs each send some seconds
+            self._is_gone = True
             return False
         return True
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
 from ebbtide.errors import StateError
-from ebbtide.processes import lent, member
+from ebbtide.processes import handing, lent, member
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
 from ebbtide.saver.pools import bypass, captures, workspaces
@@ -83,6 +83,8 @@ def run(
     if returning is not None:
         for follow in after_resumes:
             follow()
+        if is_lending:
+            handing.release_unneeded()
     member.tell()
     if errors and finish is None:
         raise errors[0]

@@ -162,7 +162,11 @@ def resume(
 
     bring_back = handing.resume_or_receive if lent.is_listening() else _core.resume
     call = partial(bring_back, names, missing_ok, retain=code, order=ranges)
-    report = run("resume", call, None, names, missing_ok=missing_ok, seconds=seconds)
+    try:
+        report = run("resume", call, None, names, missing_ok=missing_ok, seconds=seconds)
+    except BaseException:
+        handing.decline(names)
+        raise
     return log_report(Report.from_core(report), names)
 
 

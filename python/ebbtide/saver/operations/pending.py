@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ebbtide import _core
 from ebbtide.errors import Error
 from ebbtide.locks import make_lock
-from ebbtide.processes import lent
+from ebbtide.processes import handing, lent
 from ebbtide.saver.operations.hooked_operation import (
     Action,
     HookedOperation,
@@ -102,6 +102,7 @@ class Pending:
             if is_first := not self._is_waited_for:
                 bypass.close_if_resident(self._names)
                 lent.give_back(waits=True)
+                handing.release_unneeded()
                 self._calls = calls_after(self._current())
                 self._is_waited_for = True
             hooks.run_all(self._calls, errors)
