@@ -153,6 +153,19 @@ TEST_F(ShareTest, Invariant9_AnImportIsNotGivenUpDuringACapture) {
   import.unmap();
 }
 
+TEST_F(ShareTest, Invariant5_AnImportIsUnmappedOnceTheDeviceIsIdle) {
+  const CUdeviceptr address = alloc_filled();
+  const Files files(export_memory(core(), address));
+  Import import(core(), 0, files.pieces());
+  sim().clear_log();
+  import.unmap();
+  const auto names = logged_calls();
+  const auto idle = std::find(names.begin(), names.end(), "cuCtxSynchronize");
+  ASSERT_NE(idle, names.end());
+  EXPECT_EQ(std::find(names.begin(), idle, "cuMemUnmap"), idle);
+  EXPECT_NE(std::find(idle, names.end(), "cuMemUnmap"), names.end());
+}
+
 // Its own handle also after a resume, so that an importer gets none of the neighbours.
 TEST_F(ShareTest, ExportableMemorySharesNoHandle) {
   const CUdeviceptr first = alloc_exportable(kChunk), second = alloc_exportable(kChunk);

@@ -117,6 +117,14 @@ class Companion:
         self._process.communicate()
 
 
+def revive(made: list[Companion], variables: dict[str, str], code: str = "answer = None") -> None:
+    """Those that a test has killed are made anew, and run the code."""
+    for number, one in enumerate(made):
+        if one.poll() is not None:
+            made[number] = Companion(**variables).wait_until_ready()
+            made[number].run(code)
+
+
 @contextlib.contextmanager
 def running(count: int, variables: dict[str, str]) -> Iterator[list[Companion]]:
     """So many, from their beginning to their end."""

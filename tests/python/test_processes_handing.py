@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from companions import Companion, running, sharing
+from companions import revive, running, sharing
 
 pytestmark = pytest.mark.sim_only
 
@@ -46,10 +46,7 @@ def made(variables):
 @pytest.fixture
 def two(made, variables):
     """Those that give and take. One that a test has killed is made anew."""
-    for number, one in enumerate(made):
-        if one.poll() is not None:
-            made[number] = Companion(**variables).wait_until_ready()
-            made[number].run(MAKE)
+    revive(made, variables, MAKE)
     yield made
     for one in made:
         if one.poll() is None:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from companions import Companion, running, sharing  # noqa: E402
+from companions import revive, running, sharing  # noqa: E402
 from ebbtide.saver import Shared  # noqa: E402
 
 pytestmark = pytest.mark.sim_only
@@ -56,9 +56,7 @@ def made(variables):
 @pytest.fixture
 def two(made, variables):
     """The owner and the user. One that a test has killed is made anew."""
-    for number, one in enumerate(made):
-        if one.poll() is not None:
-            made[number] = Companion(**variables).wait_until_ready()
+    revive(made, variables)
     yield made
     living = [one for one in made if one.poll() is None]
     assert [one.run(CLEAN) for one in living] == [True] * len(living)

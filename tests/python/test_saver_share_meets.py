@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from companions import Companion, running, sharing
+from companions import revive, running, sharing
 
 pytestmark = pytest.mark.sim_only
 
@@ -75,9 +75,7 @@ def made(variables):
 @pytest.fixture
 def two(made, variables):
     """The owner and the user, whose tag W is new."""
-    for number, one in enumerate(made):
-        if one.poll() is not None:
-            made[number] = Companion(**variables).wait_until_ready()
+    revive(made, variables)
     tag = f"weights{next(numbers)}"
     assert [one.run(f"W = {tag!r}") for one in made] == [None, None]
     yield made

@@ -50,7 +50,8 @@ void Registry::count(Allocation& allocation, const Amounts& now) noexcept {
 void Registry::add_to(Allocation& allocation, int Allocation::* number, int change) {
   const std::lock_guard lock(mutex_);
   allocation.*number = std::max(allocation.*number + change, 0);
-  if (!allocation.is_doomed) count(allocation, allocation.amounts());
+  const bool is_counted = number == &Allocation::keep_count && !allocation.is_doomed;
+  if (is_counted) count(allocation, allocation.amounts());
 }
 
 void Registry::erase_locked(const std::shared_ptr<Allocation>& allocation) {

@@ -4,6 +4,7 @@ The one that pauses offers it; the next resume of the other takes the offer, say
 begins. Handles go as descriptors; what is released instead is told, as it is room for the other.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,8 +56,9 @@ def resume_or_receive(tags: list[str], missing_ok: bool, **options: Any) -> "_co
 
     Raises: OutOfMemoryError: also where the other process has ended midway: the same call goes on.
     """
-    if member.files() is not None:
-        lent.listen()  # this process may have left the others and joined them anew
+    with contextlib.suppress(StateError):  # this process may have left the others and joined them anew
+        if member.files() is not None:
+            lent.listen()
     offer = _take_offer(tags)
     if offer is None:
         return _core.resume(tags, missing_ok, **options)
@@ -100,7 +102,7 @@ def release_unneeded() -> None:
         for offer in [each for each in list(_offers) if not each.devices & away]:
             if _take(offer):
                 offer.is_accepted = True
-                offer.link.send({"what": "accept", "id": offer.identity, "wanted": []})
+                _tell_giver(offer, {"what": "accept", "wanted": []})
 
 
 def _take(offer: _Offer) -> bool:
@@ -125,11 +127,14 @@ def _want(offer: _Offer, device: int, size_bytes: int) -> bool:
 
 def _decline(offer: _Offer) -> None:
     """Where the resume has failed before it could want anything."""
-    if not offer.is_accepted and offer.link.is_open:
-        try:
-            offer.link.send({"what": "decline", "id": offer.identity})
-        except StateError:
-            return
+    if not offer.is_accepted:
+        _tell_giver(offer, {"what": "decline", "problem": "its resume failed"})
+
+
+def _tell_giver(offer: _Offer, message: Message) -> None:
+    """It may have ended, which must not fail a resume."""
+    with contextlib.suppress(StateError):
+        offer.link.send({**message, "id": offer.identity})
 
 
 def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -> None:
@@ -137,10 +142,11 @@ def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -
     if what == "offer":
         if number(message, "version") != links.VERSION:
             raise ValueError("another version")
-        leaving: list[tuple[int, int, bool]] = []
-        for uuid, size, is_exportable, count in message["leaving"]:
-            of_these = (borrowed.device_with(str(uuid)), number({"n": size}, "n"), is_exportable is True)
-            leaving += [of_these] * min(number({"n": count}, "n"), _MOST_HANDLES)
+        try:
+            leaving = _read_leaving(message)
+        except StateError as error:  # a device that this process does not see
+            borrower.link.send({"what": "decline", "id": identity, "problem": str(error)})
+            return
         _offers.append(_Offer(borrower.link, borrower.name, identity, leaving))
         _known[borrower.link, identity] = _offers[-1]
         member.wake()
@@ -162,6 +168,14 @@ def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -
 _known: dict[tuple[Link, int], _Offer] = {}
 
 
+def _read_leaving(message: Message) -> list[tuple[int, int, bool]]:
+    leaving: list[tuple[int, int, bool]] = []
+    for uuid, size, is_exportable, count in message["leaving"]:
+        of_these = (borrowed.device_with(str(uuid)), number({"n": size}, "n"), is_exportable is True)
+        leaving += [of_these] * min(number({"n": count}, "n"), _MOST_HANDLES)
+    return leaving
+
+
 def _end_offer(offer: _Offer, problem: str) -> None:
     _known.pop((offer.link, offer.identity), None)
     if offer in _offers:
@@ -181,8 +195,7 @@ def _forget_link(link: Link) -> None:
 
 
 class Giving:
-    """A hand-over to the process with this PID, from the offer on. A context manager, which says at its end that no
-    more will come.
+    """A hand-over to the process with this PID, from `offer` to `end`.
 
     Raises: StateError: there is no such process, or several; it shares no exportable memory.
     """
@@ -235,7 +248,7 @@ class Giving:
         elif message["what"] == "accept":
             self._accepted.put(message["wanted"])
         else:
-            self._accepted.fail(StateError("its resume failed"))
+            self._accepted.fail(StateError(text(message, "problem")))
 
     def wants(self, device: int, size_bytes: int) -> bool:
         with self._lock:
@@ -265,10 +278,8 @@ class Giving:
         owner = self._owner
         if owner is not None:
             owner.givings.pop(self._identity, None)
-            try:
+            with contextlib.suppress(StateError):
                 owner.link.send({"what": "over", "id": self._identity, "problem": problem})
-            except StateError:
-                return
 
 
 def hand_over(

@@ -15,7 +15,7 @@ from typing import Any
 from ebbtide import _core
 from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock
-from ebbtide.processes import links, member, offers
+from ebbtide.processes import folder, links, member, offers
 from ebbtide.processes.links import Link, Message, Result, number, text
 from ebbtide.processes.offers import Offered
 from ebbtide.stderr import say
@@ -110,7 +110,7 @@ def find_own(owner: str, nonce: str, generation: int) -> object | None:
 
     Raises: StateError: it is stale.
     """
-    if not member.was_named(owner):
+    if not folder.was_own(owner):
         return None
     with _lock:
         storage, offered = offers.find(nonce, generation)

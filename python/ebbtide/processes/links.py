@@ -60,10 +60,6 @@ def _the_thread() -> _Thread:
         return _thread
 
 
-def is_running() -> bool:
-    return _thread is not None
-
-
 def post(task: Task) -> None:
     """The thread does it soon. For finalizers too: never waits."""
     thread = _the_thread()
@@ -101,7 +97,7 @@ class Result:
         Raises: StateError: no answer came in that time. What `fail` was given.
         """
         if not self._is_there.acquire(timeout=seconds):
-            raise StateError(f"no answer came in {seconds:.0f} seconds")
+            raise StateError(f"no answer came in {seconds:g} seconds")
         if self._error is not None:
             raise self._error
         return self._value
@@ -109,7 +105,7 @@ class Result:
 
 def ask(task: Callable[[], Any], seconds: float) -> Any:
     """The same in the thread, whose result or error this returns or raises."""
-    if is_running() and threading.get_ident() in _the_thread().ident:
+    if _thread is not None and threading.get_ident() in _thread.ident:
         return task()
     result = Result()
 

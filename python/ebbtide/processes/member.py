@@ -125,11 +125,6 @@ def forget_parent() -> None:
     _waits.clear()
 
 
-def was_named(name: str) -> bool:
-    """Whether this is, or was, the name of this process's entry."""
-    return folder.was_own(name)
-
-
 def files() -> folder.Membership | None:
     """None where this process has not joined."""
     joined = _joined
