@@ -172,7 +172,7 @@ def test_the_thread_answers_and_fails_for_who_asks():
     assert links.ask(lambda: links.ask(threading.get_ident, 5), 5) != threading.get_ident()
     with pytest.raises(KeyError, match="planted"):
         links.ask(lambda: {}["planted"], 5)
-    with pytest.raises(StateError, match="no answer came in 0.05 seconds"):
+    with pytest.raises(StateError, match=r"no answer came in 0\.05 seconds"):
         links.ask(lambda: time.sleep(0.3), 0.05)
 
 
