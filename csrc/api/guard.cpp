@@ -16,7 +16,8 @@ static_assert(static_cast<int>(Cause::kHostMemory) == EBBTIDE_CAUSE_HOST_MEMORY 
               static_cast<int>(Cause::kDeviceMargin) == EBBTIDE_CAUSE_DEVICE_MARGIN &&
               static_cast<int>(Cause::kBackupView) == EBBTIDE_CAUSE_BACKUP_VIEW &&
               static_cast<int>(Cause::kLmsLimit) == EBBTIDE_CAUSE_LMS_LIMIT &&
-              static_cast<int>(Cause::kLmsHostLimit) == EBBTIDE_CAUSE_LMS_HOST_LIMIT);
+              static_cast<int>(Cause::kLmsHostLimit) == EBBTIDE_CAUSE_LMS_HOST_LIMIT &&
+              static_cast<int>(Cause::kLent) == EBBTIDE_CAUSE_LENT);
 
 ebbtide_status translate_exception(ebbtide_error* error) noexcept {
   ebbtide_error unwanted;

@@ -23,6 +23,7 @@ enum class Cause {
   kBackupView = 8,     // a view of a backup is open
   kLmsLimit = 9,       // the limit of large model support
   kLmsHostLimit = 10,  // its limit for host memory
+  kLent = 11,          // other processes use the memory
 };
 
 class Error : public std::runtime_error {

@@ -28,7 +28,9 @@ py::object make_exception(ebbtide_status status, const ebbtide_error& error) {
 void raise_if_failed(ebbtide_status status, const ebbtide_error& error) {
   if (status == EBBTIDE_OK) return;
   if (status == EBBTIDE_INVALID_ARGUMENT) throw py::value_error(error.message);
-  raise(make_exception(status, error));
+  const py::object exception = make_exception(status, error);
+  if (error.cause != EBBTIDE_CAUSE_OTHER) exception.attr("_cause") = error.cause;
+  raise(exception);
 }
 
 void raise(const py::object& exception) {

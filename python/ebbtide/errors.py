@@ -12,6 +12,8 @@ from ebbtide.locks import make_lock
 UNLIMITED = 2**64 - 1
 
 
+LENT = 11  # the ebbtide_cause of memory that can't leave since other processes use it
+
 # Between the core's message and _ADVICE.
 _IN_PYTHON = ". In Python: "
 
@@ -27,6 +29,7 @@ _ADVICE = {
     8: "saver.backup_of gave the view",
     9: "ebbtide.lms.limit = ...",
     10: 'backup="disk", backup=None, saver.trim(), ebbtide.lms.enable(host_limit=...)',
+    LENT: "saver.attach(..., pauseable=True) in that process",
 }
 
 
@@ -42,6 +45,11 @@ def advise(message: str, cause: int) -> str:
     """
     advice = _ADVICE.get(cause)
     return message if advice is None else message + _IN_PYTHON + advice
+
+
+def has_cause(error: BaseException, cause: int) -> bool:
+    """Whether the core refused for this `ebbtide_cause`."""
+    return getattr(error, "_cause", 0) == cause
 
 
 def neutral(error: Exception) -> str:
@@ -61,6 +69,7 @@ class Error(Exception):
     """
 
     _fields: tuple[str, ...] = ()
+    _cause = 0  # the ebbtide_cause that the core gave
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from companions import revive, running, sharing
+from companions import pair
 
 pytestmark = pytest.mark.sim_only
 
@@ -61,21 +61,16 @@ answer = saver.stats()["device_bytes"]
 
 
 @pytest.fixture(scope="module")
-def variables():
-    with sharing("meets", 256) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def made(variables):
-    with running(2, variables) as found:
+def made():
+    with pair("meets", 256) as found:
         yield found
 
 
 @pytest.fixture
-def two(made, variables):
+def two(made):
     """The owner and the user, whose tag W is new."""
-    revive(made, variables)
+    for one in made:
+        one.revive()
     tag = f"weights{next(numbers)}"
     assert [one.run(f"W = {tag!r}") for one in made] == [None, None]
     yield made
@@ -230,6 +225,16 @@ def test_an_attach_that_is_interrupted_holds_nothing(two):
     owner.go_on()
     assert owner.run_until("answer = saver.pause(W).bytes", 10 * MIB) == 10 * MIB
     owner.run("saver.resume(W)")
+
+
+def test_a_refusal_names_users_only_where_they_are_its_cause(two):
+    owner, user = two
+    attach(two, pauseable=False)
+    inside = owner.run("with saver.region(W): saver.pause(W)")
+    assert inside["error"] == "StateError" and "region" in inside["text"], inside
+    assert str(user.pid) not in inside["text"]
+    outside = owner.run("saver.pause(W)")
+    assert str(user.pid) in outside["text"] and "pauseable=True" in outside["text"], outside
 
 
 def test_users_of_one_allocation_agree_one_by_one(two):

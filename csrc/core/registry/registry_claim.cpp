@@ -75,7 +75,8 @@ void check_lent(const Selection::Group& group) {
         allocation->refusal_count == 0 && (allocation->lent_count == 0 || group.claim.asks_borrowers);
     if (may_leave || !allocation->has_memory()) continue;
     throw StateError("tag '" + allocation->tag->name +
-                     "' has memory that another process uses: it can leave when that process has let go of it");
+                         "' has memory that another process uses: it can leave when that process has let go of it",
+                     Cause::kLent);
   }
 }
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ebbtide import _core
-from ebbtide.errors import StateError
+from ebbtide.errors import LENT, has_cause
 from ebbtide.processes import handing, lent, member
 from ebbtide.saver.check import enabling
 from ebbtide.saver.copying import keeper
@@ -97,13 +97,10 @@ def _with_borrowers(names: list[str], waits: bool, move: Callable[[], _T]) -> _T
     """Calls it. Then other processes get back what they use and is here."""
     try:
         result = move()
-    except StateError as error:
+    except BaseException as error:
         lent.give_back(waits=False)
-        if "another process uses" in str(error):
+        if has_cause(error, LENT):
             lent.explain_refusal(names)
-        raise
-    except BaseException:
-        lent.give_back(waits=False)
         raise
     if waits:
         lent.give_back(waits=True)
