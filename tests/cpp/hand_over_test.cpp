@@ -5,15 +5,12 @@
 #include "base/error.h"
 #include "share/incoming.h"
 #include "share/outgoing.h"
-#include "shared_fixture.h"
-#include "sweep.h"
+#include "share_fixture.h"
 
 namespace ebbtide::testing {
 namespace {
 
-constexpr Policy kExportable{.backup = BackupKind::kRam, .is_exportable = true};
-
-class HandOverTest : public SharedTest {
+class HandOverTest : public ShareTest {
  protected:
   // Of chunks of 2 GiB at most, so that each of these is one handle.
   CUdeviceptr make_filled(const std::string& tag, uint64_t size_bytes, const Policy& policy = kExportable) {
@@ -208,36 +205,26 @@ TEST_F(HandOverTest, AGiverThatIsRefusedGivesNothing) {
 // Whichever call of either side fails: both tags are whole afterwards, and nothing is left.
 TEST_F(HandOverTest, Invariant3_EachDriverCallFails) {
   std::vector<CUdeviceptr> all;
-  const auto begin = [&] {
-    all = {make_filled("in", 3 * kChunk), make_filled("in", 2 * kChunk)};
-    pause({"in"});
-    all.push_back(make_filled("out", 3 * kChunk));
-    all.push_back(make_filled("out", 4 * kChunk));
-    sim().set_capacity(0, 8 * kChunk);  // a margin of one chunk: the rest must change hands
-    core().engines.trim();
-    sim().clear_log();
-  };
-  begin();
-  hand_over();
-  const auto failures = failures_of(logged_calls());
-  ASSERT_FALSE(failures.empty());
-  for (const CallFailure& failure : failures) {
-    if (failure.name == "cuStreamDestroy") continue;  // a stream that the driver does not take back is lost
-    SCOPED_TRACE(failure.text());
-    restart();
-    begin();
-    failure.inject();
-    hand_over();
-    sim().clear_failures();
-    sim().set_capacity(0, 64 * kChunk);
-    pause();
-    resume();
-    expect_whole(all);
-    for (const CUdeviceptr address : all) deallocate(core(), address);
-    give_back_caches(core());
-    const Live live = Live::now();
-    EXPECT_EQ(live.handles + live.mappings + live.device_bytes, 0u) << live;
-  }
+  sweep(
+      [&] {
+        all = {make_filled("in", 3 * kChunk), make_filled("in", 2 * kChunk)};
+        pause({"in"});
+        all.push_back(make_filled("out", 3 * kChunk));
+        all.push_back(make_filled("out", 4 * kChunk));
+        sim().set_capacity(0, 8 * kChunk);  // a margin of one chunk: the rest must change hands
+        core().engines.trim();
+      },
+      [&] { hand_over(); },
+      [&] {
+        sim().set_capacity(0, 64 * kChunk);
+        pause();
+        resume();
+        expect_whole(all);
+        free_all(all);
+        give_back_caches(core());
+        const Live live = Live::now();
+        EXPECT_EQ(live.handles + live.mappings + live.device_bytes, 0u) << live;
+      });
 }
 
 }  // namespace

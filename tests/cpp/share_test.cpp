@@ -1,17 +1,14 @@
-// Memory of several processes: exports, what is kept where it is, and imports. Here one process is both sides.
+// Memory of several processes: exports, what is kept where it is, and imports.
 #include "share/exports.h"
 
 #include <unistd.h>
 
 #include "base/error.h"
 #include "share/import.h"
-#include "shared_fixture.h"
-#include "sweep.h"
+#include "share_fixture.h"
 
 namespace ebbtide::testing {
 namespace {
-
-constexpr Policy kExportable{.backup = BackupKind::kRam, .is_exportable = true};
 
 class Files {
  public:
@@ -29,7 +26,7 @@ class Files {
   std::vector<ImportedPiece> pieces_;
 };
 
-class ShareTest : public SharedTest {
+class ExportTest : public ShareTest {
  protected:
   CUdeviceptr alloc_exportable(uint64_t size_bytes, const std::string& tag = "w") {
     return allocate(core(), core().registry.tag(tag), kExportable, 0, size_bytes);
@@ -41,7 +38,7 @@ class ShareTest : public SharedTest {
   }
 };
 
-TEST_F(ShareTest, AnImportIsTheSameMemory) {
+TEST_F(ExportTest, AnImportIsTheSameMemory) {
   const CUdeviceptr address = alloc_filled();
   const Files files(export_memory(core(), address + kChunk));
   ASSERT_EQ(files.pieces().size(), 1u);
@@ -63,7 +60,7 @@ TEST_F(ShareTest, AnImportIsTheSameMemory) {
   EXPECT_TRUE(holds(address, 4 * kChunk, 2));
 }
 
-TEST_F(ShareTest, WhatIsExportedLeavesWhenAllHaveLetGo) {
+TEST_F(ExportTest, WhatIsExportedLeavesWhenAllHaveLetGo) {
   const CUdeviceptr address = alloc_filled();
   {
     const Files first(export_memory(core(), address)), second(export_memory(core(), address));
@@ -71,13 +68,18 @@ TEST_F(ShareTest, WhatIsExportedLeavesWhenAllHaveLetGo) {
   for (const OperationKind kind : {OperationKind::kPause, OperationKind::kDemote})
     EXPECT_THROW(claim(kind), StateError);
   end_export(core(), address);
-  EXPECT_THROW(pause(), StateError);
+  try {
+    pause();
+    ADD_FAILURE();
+  } catch (const StateError& error) {
+    EXPECT_EQ(error.cause, Cause::kLent);
+  }
   EXPECT_FALSE(is_partial("w"));
   end_export(core(), address);
   EXPECT_EQ(pause().totals().bytes, 4 * kChunk);
 }
 
-TEST_F(ShareTest, BorrowersAreAskedOnceAllIsReady) {
+TEST_F(ExportTest, BorrowersAreAskedOnceAllIsReady) {
   const CUdeviceptr address = alloc_filled();
   {
     const Files files(export_memory(core(), address));
@@ -107,7 +109,7 @@ TEST_F(ShareTest, BorrowersAreAskedOnceAllIsReady) {
   EXPECT_TRUE(holds(address, 4 * kChunk, 1));
 }
 
-TEST_F(ShareTest, MemoryOutlivesItsExporter) {
+TEST_F(ExportTest, MemoryOutlivesItsExporter) {
   const CUdeviceptr address = alloc_filled();
   Import import = [&] {
     const Files files(export_memory(core(), address));
@@ -118,7 +120,7 @@ TEST_F(ShareTest, MemoryOutlivesItsExporter) {
   import.unmap();
 }
 
-TEST_F(ShareTest, WhatCanNotBeExported) {
+TEST_F(ExportTest, WhatCanNotBeExported) {
   EXPECT_THROW(export_memory(core(), 4096), InvalidArgument);
   EXPECT_THROW(export_memory(core(), alloc("plain", kChunk)), StateError);
   const CUdeviceptr address = alloc_filled();
@@ -129,7 +131,7 @@ TEST_F(ShareTest, WhatCanNotBeExported) {
   EXPECT_THROW(export_memory(core(), address), StateError);
 }
 
-TEST_F(ShareTest, WhatCanNotBeImported) {
+TEST_F(ExportTest, WhatCanNotBeImported) {
   EXPECT_THROW(Import(core(), 0, {}), InvalidArgument);
   EXPECT_THROW(Import(core(), 0, {{0, 0}}), InvalidArgument);
   EXPECT_THROW(Import(core(), 0, {{0, UINT64_MAX}, {0, 2}}), InvalidArgument);
@@ -142,7 +144,7 @@ TEST_F(ShareTest, WhatCanNotBeImported) {
   EXPECT_THROW(import.map({{files.pieces()[0].file, kChunk}}), InvalidArgument);
 }
 
-TEST_F(ShareTest, Invariant9_AnImportIsNotGivenUpDuringACapture) {
+TEST_F(ExportTest, Invariant9_AnImportIsNotGivenUpDuringACapture) {
   const CUdeviceptr address = alloc_filled();
   const Files files(export_memory(core(), address));
   Import import(core(), 0, files.pieces());
@@ -153,7 +155,7 @@ TEST_F(ShareTest, Invariant9_AnImportIsNotGivenUpDuringACapture) {
   import.unmap();
 }
 
-TEST_F(ShareTest, Invariant5_AnImportIsUnmappedOnceTheDeviceIsIdle) {
+TEST_F(ExportTest, Invariant5_AnImportIsUnmappedOnceTheDeviceIsIdle) {
   const CUdeviceptr address = alloc_filled();
   const Files files(export_memory(core(), address));
   Import import(core(), 0, files.pieces());
@@ -167,7 +169,7 @@ TEST_F(ShareTest, Invariant5_AnImportIsUnmappedOnceTheDeviceIsIdle) {
 }
 
 // Its own handle also after a resume, so that an importer gets none of the neighbours.
-TEST_F(ShareTest, ExportableMemorySharesNoHandle) {
+TEST_F(ExportTest, ExportableMemorySharesNoHandle) {
   const CUdeviceptr first = alloc_exportable(kChunk), second = alloc_exportable(kChunk);
   pause();
   resume();
@@ -176,7 +178,7 @@ TEST_F(ShareTest, ExportableMemorySharesNoHandle) {
   EXPECT_EQ(files.pieces().front().size_bytes, kChunk);
 }
 
-TEST_F(ShareTest, InASwapExportableMemoryIsHandedToItsLike) {
+TEST_F(ExportTest, InASwapExportableMemoryIsHandedToItsLike) {
   const CUdeviceptr plain = alloc("plain", kChunk), address = alloc_exportable(kChunk);
   fill(plain, kChunk, 5);
   pause({"w"});
@@ -190,7 +192,7 @@ TEST_F(ShareTest, InASwapExportableMemoryIsHandedToItsLike) {
   EXPECT_TRUE(holds(plain, kChunk, 5));
 }
 
-TEST_F(ShareTest, WhatIsKeptStaysThroughEveryOperation) {
+TEST_F(ExportTest, WhatIsKeptStaysThroughEveryOperation) {
   const CUdeviceptr kept = alloc("w", kChunk), other = alloc("w", kChunk);
   fill(kept, kChunk, 3);
   fill(other, kChunk, 4);
@@ -208,7 +210,7 @@ TEST_F(ShareTest, WhatIsKeptStaysThroughEveryOperation) {
   EXPECT_TRUE(holds(other, kChunk, 4));
 }
 
-TEST_F(ShareTest, WhatIsKeptGetsAHandleOfItsOwn) {
+TEST_F(ExportTest, WhatIsKeptGetsAHandleOfItsOwn) {
   const auto parts = make("w", 3);
   come_back();
   EXPECT_EQ(handles(), 1u);
@@ -219,7 +221,7 @@ TEST_F(ShareTest, WhatIsKeptGetsAHandleOfItsOwn) {
   end_keep(core(), parts[1]);
 }
 
-TEST_F(ShareTest, AFreedAllocationIsKeptNoMore) {
+TEST_F(ExportTest, AFreedAllocationIsKeptNoMore) {
   const CUdeviceptr kept = alloc("w", kChunk);
   keep(core(), kept);
   deallocate(core(), kept);
@@ -230,32 +232,31 @@ TEST_F(ShareTest, AFreedAllocationIsKeptNoMore) {
 
 // --- each driver call fails ---
 
-class ShareFaults : public ShareTest {
+class ExportFaults : public ExportTest {
  protected:
-  // Runs act with each of its driver calls failing; `check` follows, and then all of it works.
   void sweep(const Act& begin, const Act& act, const Act& check) {
-    begin();
-    sim().clear_log();
-    act();
-    const auto failures = failures_of(logged_calls());
-    check();
-    EXPECT_FALSE(failures.empty());
-    for (const CallFailure& failure : failures) {
-      if (failure.name == "cuStreamDestroy") continue;  // a stream that the driver does not take back is lost
-      SCOPED_TRACE(failure.text());
-      restart();
-      begin();
-      failure.inject();
-      fails(act);
-      sim().clear_failures();
+    ExportTest::sweep(begin, act, [&] {
       check();
       expect_no_leak();
-    }
+    });
+  }
+  void lend() {
+    address_ = alloc_filled();
+    files_ = std::make_unique<Files>(export_memory(core(), address_));
+  }
+  void import() { import_ = std::make_unique<Import>(core(), 0, files_->pieces()); }
+  void expect_import_whole() {
+    EXPECT_TRUE(holds(import_->address(), 4 * kChunk, 1));
+    import_->unmap();
+    import_.reset();
+    files_.reset();
   }
   CUdeviceptr address_ = 0;
+  std::unique_ptr<Files> files_;
+  std::unique_ptr<Import> import_;
 };
 
-TEST_F(ShareFaults, Invariant3_Exports) {
+TEST_F(ExportFaults, Invariant3_Exports) {
   sweep([&] { address_ = alloc_filled(); }, [&] { const Files files(export_memory(core(), address_)); },
         [&] {
           end_export(core(), address_);
@@ -265,48 +266,32 @@ TEST_F(ShareFaults, Invariant3_Exports) {
         });
 }
 
-TEST_F(ShareFaults, Invariant3_Imports) {
-  std::unique_ptr<Files> files;
-  std::unique_ptr<Import> import;
+TEST_F(ExportFaults, Invariant3_Imports) {
+  sweep([&] { lend(); }, [&] { import(); },
+        [&] {
+          if (import_ == nullptr) import();
+          expect_import_whole();
+        });
+}
+
+TEST_F(ExportFaults, Invariant3_ImportsThatLeaveAndComeBack) {
+  const auto leave_and_return = [&] {
+    import_->unmap();
+    import_->map(files_->pieces());
+  };
   sweep(
       [&] {
-        address_ = alloc_filled();
-        files = std::make_unique<Files>(export_memory(core(), address_));
+        lend();
+        import();
       },
-      [&] { import = std::make_unique<Import>(core(), 0, files->pieces()); },
+      leave_and_return,
       [&] {
-        if (import == nullptr) import = std::make_unique<Import>(core(), 0, files->pieces());
-        EXPECT_TRUE(holds(import->address(), 4 * kChunk, 1));
-        import->unmap();
-        import.reset();
-        files.reset();
+        leave_and_return();
+        expect_import_whole();
       });
 }
 
-TEST_F(ShareFaults, Invariant3_ImportsThatLeaveAndComeBack) {
-  std::unique_ptr<Files> files;
-  std::unique_ptr<Import> import;
-  sweep(
-      [&] {
-        address_ = alloc_filled();
-        files = std::make_unique<Files>(export_memory(core(), address_));
-        import = std::make_unique<Import>(core(), 0, files->pieces());
-      },
-      [&] {
-        import->unmap();
-        import->map(files->pieces());
-      },
-      [&] {
-        import->unmap();
-        import->map(files->pieces());
-        EXPECT_TRUE(holds(import->address(), 4 * kChunk, 1));
-        import->unmap();
-        import.reset();
-        files.reset();
-      });
-}
-
-TEST_F(ShareFaults, Invariant3_Keeps) {
+TEST_F(ExportFaults, Invariant3_Keeps) {
   std::vector<CUdeviceptr> parts;
   sweep(
       [&] {

@@ -50,13 +50,17 @@ class Companion:
     back, or {"error": name, "text": message}."""
 
     def __init__(self, **variables: str) -> None:
+        self._variables = variables
+        self._start()
+
+    def _start(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", LOOP],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **self._variables},
         )
 
     @property
@@ -108,6 +112,13 @@ class Companion:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def revive(self) -> None:
+        """Anew, with nothing, where a test has killed it."""
+        if self.poll() is not None:
+            self._process.communicate()
+            self._start()
+            self.wait_until_ready()
+
     def errors(self) -> str:
         """What it wrote to stderr; ends it."""
         return self._process.communicate()[1]
@@ -115,14 +126,6 @@ class Companion:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
-
-
-def revive(made: list[Companion], variables: dict[str, str], code: str = "answer = None") -> None:
-    """Those that a test has killed are made anew, and run the code."""
-    for number, one in enumerate(made):
-        if one.poll() is not None:
-            made[number] = Companion(**variables).wait_until_ready()
-            made[number].run(code)
 
 
 @contextlib.contextmanager
@@ -134,3 +137,10 @@ def running(count: int, variables: dict[str, str]) -> Iterator[list[Companion]]:
     yield made
     for one in made:
         one.close()
+
+
+@contextlib.contextmanager
+def pair(name: str, capacity_mib: int) -> Iterator[list[Companion]]:
+    """Two that share a simulated device."""
+    with sharing(name, capacity_mib) as variables, running(2, variables) as made:
+        yield made

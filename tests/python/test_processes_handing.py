@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from companions import revive, running, sharing
+from companions import pair
 
 pytestmark = pytest.mark.sim_only
 
@@ -30,23 +30,17 @@ FREE = "from ebbtide import _core; answer = _core.query_device(0).free_bytes // 
 
 
 @pytest.fixture(scope="module")
-def variables():
-    with sharing("handing", 64) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def made(variables):
-    with running(2, variables) as found:
-        for one in found:
-            assert one.run(MAKE) is None
+def made():
+    with pair("handing", 64) as found:
         yield found
 
 
 @pytest.fixture
-def two(made, variables):
+def two(made):
     """Those that give and take. One that a test has killed is made anew."""
-    revive(made, variables, MAKE)
+    for one in made:
+        one.revive()
+        assert one.run(MAKE) is None
     yield made
     for one in made:
         if one.poll() is None:

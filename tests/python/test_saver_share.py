@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from companions import revive, running, sharing  # noqa: E402
+from companions import pair  # noqa: E402
 from ebbtide.saver import Shared  # noqa: E402
 
 pytestmark = pytest.mark.sim_only
@@ -42,21 +42,16 @@ FREE = (
 
 
 @pytest.fixture(scope="module")
-def variables():
-    with sharing("lending", 256) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def made(variables):
-    with running(2, variables) as found:
+def made():
+    with pair("lending", 256) as found:
         yield found
 
 
 @pytest.fixture
-def two(made, variables):
+def two(made):
     """The owner and the user. One that a test has killed is made anew."""
-    revive(made, variables)
+    for one in made:
+        one.revive()
     yield made
     living = [one for one in made if one.poll() is None]
     assert [one.run(CLEAN) for one in living] == [True] * len(living)

@@ -39,7 +39,7 @@ def test_lent_memory_leaves_and_comes_back(two):
     free = "answer = torch.cuda.mem_get_info()[0]"
     before = owner.run(free)
     assert owner.run("answer = saver.pause('lent').bytes") == 300 * MIB
-    assert owner.run(free) - before >= 299 * MIB, "the user holds nothing of it"
+    assert owner.run(free) - before >= 290 * MIB, "the user holds nothing of it"
     assert owner.run("answer = saver.resume('lent').bytes") == 300 * MIB
     assert owner.run("lent.add_(1); torch.cuda.synchronize()") is None
     assert user.run("answer = [int(w.min()), int(w.max())]") == [5, 5]
