@@ -211,11 +211,12 @@ c10::DataPtr allocate_within_limit(c10::Allocator* self, size_t size_bytes) {
   if (give_back == nullptr || watch == Watch::kNone || !is_looked_at(size_bytes) || is_in_region())
     return former(self, size_bytes);
   Holdings before(device);
-  if (watch == Watch::kAll && would_exceed(device, size_bytes, before)) {
+  if (would_exceed(device, size_bytes, before) && (watch == Watch::kAll || !Ledger::is_prefetching())) {
     if (Ledger::is_prefetching()) refuse(size_bytes);
     if (!give_back()) return former(self, size_bytes);  // a capture
     before = Holdings(device);
-    if (before.held_bytes + size_bytes > most_bytes(device) && before.cached_bytes < size_bytes) refuse(size_bytes);
+    const bool has_room = before.held_bytes + size_bytes <= most_bytes(device) || before.cached_bytes >= size_bytes;
+    if (watch == Watch::kAll && !has_room) refuse(size_bytes);  // otherwise torch's limit, which holds again, decides
   }
   for (const bool is_last : {false, true}) {
     c10::DataPtr data = former(self, size_bytes);

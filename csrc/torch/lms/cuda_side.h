@@ -14,8 +14,8 @@ namespace ebbtide::lms {
 
 DeviceSide& cuda_side();
 
-// Which allocations are looked at, since torch's own limit does not hold them: none; those after which a flush may have
-// freed memory of a tag that it was raised for; all, since there is none.
+// Which allocations are looked at, since torch's own limit does not hold them: none; those in which a flush may free
+// memory of a tag that it was raised for; all, since there is none.
 enum class Watch : int { kNone, kFlushes, kAll };
 
 struct CudaHooks {
