@@ -16,7 +16,7 @@ from ebbtide import saver
 from benchmarks import device
 
 GRANULARITY_BYTES = 2 << 20
-PINNED_ALLOCATION, DEVICE_LOCATION, READ_WRITE = 1, 1, 3
+PINNED_ALLOCATION, DEVICE_LOCATION, READ_WRITE, FILE_DESCRIPTOR = 1, 1, 3, 1
 RDMA_CAPABLE_ATTRIBUTE, RDMA_FLAG = 110, 1  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED; its place
 
 
@@ -52,12 +52,17 @@ def round_up(size_bytes: int) -> int:
 
 
 class Driver:
-    """The driver of the device under test, with its primary context current in the calling thread."""
+    """The driver of the device under test, with its primary context current in the calling thread.
 
-    def __init__(self) -> None:
+    Args:
+        is_exportable: the memory that it makes can be.
+    """
+
+    def __init__(self, is_exportable: bool = False) -> None:
         self._library = ctypes.CDLL(device.driver_library())
         location = Location(DEVICE_LOCATION, 0)
-        self._properties = AllocationProperties(type=PINNED_ALLOCATION, location=location)
+        handle_types = FILE_DESCRIPTOR if is_exportable else 0
+        self._properties = AllocationProperties(PINNED_ALLOCATION, handle_types, location)
         self._access = AccessDescription(location, READ_WRITE)
         context, is_rdma_capable = c_void_p(), c_int()
         self.call("cuInit", 0)
@@ -96,6 +101,17 @@ class Driver:
 
     def release(self, handle: c_uint64) -> None:
         self.call("cuMemRelease", handle)
+
+    def export(self, handle: c_uint64) -> int:
+        """A descriptor, which the caller closes."""
+        file = c_int()
+        self.call("cuMemExportToShareableHandle", byref(file), handle, FILE_DESCRIPTOR, c_uint64(0))
+        return file.value
+
+    def import_from(self, file: int) -> c_uint64:
+        handle = c_uint64()
+        self.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), FILE_DESCRIPTOR)
+        return handle
 
     def touch(self, address: int, size_bytes: int) -> None:
         """Writes to all of it. Returns when that is done."""

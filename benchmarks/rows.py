@@ -139,6 +139,42 @@ def overlap_rows() -> list[Row]:
     ]
 
 
+def two_process_rows() -> list[Row]:
+    shared = "until another process reads it"
+    rows = [
+        Row(f"{what}, {shared}", "ebbtide", f"share.{part}", "read", (*goal, shown(bare(f"share.{part}"))), 0)
+        for part, what, goal in (
+            ("share", "saver.share of 15 GiB", (at_most(1, goals.fixed(0.010)),)),
+            ("queue", "torch's queue of 15 GiB", ()),
+        )
+    ]
+    calls = goals.of_all("2 D", sum, *(driver_calls("hand_over.no_backup", kind) for kind in ("claim", "give")))
+    in_turn = "pause there, then resume here"
+    for part, what, goal, limit in (
+        ("no_backup", "40 GiB without backup", at_most(0.3, calls), shown(calls)),
+        ("both_ways", "15 GiB both ways", None, shown(goals.scaled("limits.link", "both", "duplex link"))),
+    ):
+        name, turned = f"hand_over.{part}", median(f"hand_over.{part}", "pause_then_resume", in_turn)
+        wanted = goal or at_least(1.7, turned)
+        compared = (shown(turned),) if goal else (limit,)
+        moves = 0 if goal else 2
+        rows.append(Row(f"hand-over, {what}", "ebbtide", name, "hand_over", (wanted, *compared), moves))
+        rows.append(Row(f"hand-over, {what}", f"ebbtide, {in_turn}", name, "pause_then_resume", (limit,), moves))
+    rows.append(Row("a turn of trainer and engine", "ebbtide", "trainer_and_engine.turns", "turn", moves=0))
+    return rows
+
+
+def bare(part: str) -> goals.Limit:
+    """Export, import and map by bare calls, at the handle size that is best for them."""
+
+    def seconds(entries: Entries, _: int) -> float | None:
+        metrics = [metric for metric in entries.get(part, {}).get("seconds", ()) if metric.startswith("bare ")]
+        medians = [found for metric in metrics if (found := goals.median_of(entries, part, metric)) is not None]
+        return min(medians, default=None)
+
+    return goals.Limit("bare calls", seconds)
+
+
 def other_rows() -> list[Row]:
     rows = []
     for metric, request in (("pause", "write"), ("resume", "read")):
@@ -280,6 +316,7 @@ ROWS = (
     *other_rows(),
     *thread_rows(),
     *small_tag_rows(),
+    *two_process_rows(),
     *curve_rows(),
     *overflow_rows(),
     *spike_rows(),

@@ -232,6 +232,27 @@ SMALL_TRAINING = TrainingSize(
 
 
 @dataclass(frozen=True)
+class TurnsSize:
+    """A trainer's model and what its engine needs, on a device with room for the larger of the two and a little more.
+
+    Attributes:
+        turns: of a training step and a generation each.
+        batch, tokens: of either.
+        blocks_bytes: the engine's own memory, all of which it writes each turn.
+        spare_bytes: of the device beyond what one of the two needs; less than the other one needs.
+    """
+
+    turns: int = 300
+    width: int = 1024
+    layers: int = 24
+    heads: int = 16
+    batch: int = 8
+    tokens: int = 32
+    blocks_bytes: int = 4 * GIB
+    spare_bytes: int = 512 * MIB
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Sizes are bytes unless the name says otherwise.
 
@@ -249,6 +270,9 @@ class Sizes:
         touched_bytes: of fresh host memory.
         handle_bytes: of the driver's handles among which the best is looked for.
         bare_handle_bytes: the same, by turns with a workload that is held against them.
+        shared_bytes: that another process reads.
+        exported_handle_bytes: of the bare calls beside that.
+        two_in_turns: a trainer and an engine.
         curve_bytes: the sizes of the curve.
         baseline_curve_bytes: the same for baselines that no ratio refers to, whose first pause is slow.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
@@ -271,6 +295,9 @@ class Sizes:
     touched_bytes: int = 2 * GIB
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     bare_handle_bytes: tuple[int, int] = (256 * MIB, GIB)
+    shared_bytes: int = 15 * GIB
+    exported_handle_bytes: tuple[int, ...] = (GIB, 2 * GIB)
+    two_in_turns: TurnsSize = TurnsSize()
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 15360, 40960))
     baseline_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
     request_bytes: int = 8 * MIB
@@ -301,6 +328,9 @@ class Sizes:
             touched_bytes=32 * MIB,
             handle_bytes=(2 * MIB, 8 * MIB),
             bare_handle_bytes=(2 * MIB, 8 * MIB),
+            shared_bytes=8 * MIB,
+            exported_handle_bytes=(2 * MIB, 4 * MIB),
+            two_in_turns=TurnsSize(3, 256, 2, 4, 2, 8, 8 * MIB, 4 * MIB),
             curve_bytes=(2 * MIB, 16 * MIB),
             baseline_curve_bytes=(2 * MIB,),
             requests_in_flight=2,
