@@ -249,7 +249,7 @@ class TurnsSize:
     batch: int = 8
     tokens: int = 32
     blocks_bytes: int = 4 * GIB
-    spare_bytes: int = 512 * MIB
+    spare_bytes: int = 2 * GIB
 
 
 @dataclass(frozen=True)

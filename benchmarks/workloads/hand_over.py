@@ -1,13 +1,14 @@
 """Two processes that need the same device memory in turns: `saver.hand_over` from one to the other, near the limit of
 the device, against a pause there and then a resume here, and against the bare calls.
 
-`no_backup`: 40 GiB whose content is dropped. `both_ways`: 15 GiB that leave for the host while 15 others come from
-there.
+40 GiB whose content is dropped: `no_backup` with clear_handed=False in both processes, `cleared` without. 15 GiB that
+leave for the host while 15 others come from there: `ram` and `pinned`.
 """
 
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from ebbtide import saver
@@ -44,7 +45,7 @@ class Side:
     """Tensors of one process, which are on the device or away."""
 
     def __init__(self, shapes: Sequence[Shape], backup: str | None) -> None:
-        self._keeper = Ebbtide("mine", backup=backup, exportable=True, **({"retain": True} if backup else {}))
+        self._keeper = Ebbtide("mine", backup=backup, exportable=True, retain=backup == "ram")
         self._keeper.make(shapes)
         kept.fill(self._keeper.tensors)
         self._checker = Checker() if backup else None
@@ -170,11 +171,16 @@ def measure_no_backup(sizes: Sizes) -> Measured:
     return measure_sides(sizes, kept.equal_shapes(sizes.no_backup_tensors, sizes.no_backup_tensor_bytes), None)
 
 
-def measure_both_ways(sizes: Sizes) -> Measured:
-    return measure_sides(sizes, kept.llama_shapes(sizes.scale), "ram")
+def measure_both_ways(sizes: Sizes, backup: str) -> Measured:
+    return measure_sides(sizes, kept.llama_shapes(sizes.scale), backup)
 
 
 def parts(_: Sizes) -> list[Part]:
     variables = peer.environment("benchmark-hand-over")
-    ways = {"no_backup": measure_no_backup, "both_ways": measure_both_ways}
-    return [Part(f"hand_over.{way}", measure, environment=variables) for way, measure in ways.items()]
+    uncleared = {**variables, "EBBTIDE_CLEAR_HANDED": "0"}
+    return [
+        Part("hand_over.no_backup", measure_no_backup, environment=uncleared),
+        Part("hand_over.cleared", measure_no_backup, environment=variables),
+        Part("hand_over.ram", partial(measure_both_ways, backup="ram"), environment=variables),
+        Part("hand_over.pinned", partial(measure_both_ways, backup="pinned"), environment=variables),
+    ]

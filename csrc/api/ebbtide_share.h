@@ -77,16 +77,16 @@ typedef void (*ebbtide_visit_leaving)(void* user, const ebbtide_leaving* leaving
 EBBTIDE_API ebbtide_status ebbtide_find_leaving(const ebbtide_request* request, ebbtide_visit_leaving visit, void* user,
                                                 ebbtide_error* error);
 
-/* What another process hands over. leaving: what it found so. */
+/* What another process hands over. leaving: what it found so. must_clear: whether its setting clear_handed is 1. */
 typedef struct ebbtide_reception ebbtide_reception;
-EBBTIDE_API ebbtide_status ebbtide_make_reception(const ebbtide_leaving* leaving, size_t count,
+EBBTIDE_API ebbtide_status ebbtide_make_reception(const ebbtide_leaving* leaving, size_t count, bool must_clear,
                                                   ebbtide_reception** reception, ebbtide_error* error);
 EBBTIDE_API void ebbtide_free_reception(ebbtide_reception* reception);
 /* A resume with that memory: with what the other process holds, never more than the larger side and a margin of 256
  * MiB, or of the largest handle. want is called for each handle that shall be given, and at last with device -1: then
  * the other process may begin, and gives these and no others. What was handed over is overwritten or cleared before
- * anything is resident. STATE_ERROR where the other process ended too early or gave nothing for 30 seconds; a resume,
- * called again, finishes. */
+ * anything is resident, but for memory whose content was dropped, where neither side has clear_handed at 1. STATE_ERROR
+ * where the other process ended too early or gave nothing for 30 seconds; a resume, called again, finishes. */
 typedef bool (*ebbtide_want)(void* user, int32_t device, uint64_t size_bytes); /* false: nothing moves, STATE_ERROR */
 EBBTIDE_API ebbtide_status ebbtide_resume_from(const ebbtide_request* request, ebbtide_reception* reception,
                                                ebbtide_want want, void* user, ebbtide_report** report,

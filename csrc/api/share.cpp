@@ -141,8 +141,8 @@ ebbtide_status ebbtide_find_leaving(const ebbtide_request* request, ebbtide_visi
   });
 }
 
-ebbtide_status ebbtide_make_reception(const ebbtide_leaving* leaving, size_t count, ebbtide_reception** reception,
-                                      ebbtide_error* error) {
+ebbtide_status ebbtide_make_reception(const ebbtide_leaving* leaving, size_t count, bool must_clear,
+                                      ebbtide_reception** reception, ebbtide_error* error) {
   return with_core(error, [&](Core& core) {
     require_given(reception, "reception");
     if (count > 0) require_given(leaving, "leaving");
@@ -150,7 +150,7 @@ ebbtide_status ebbtide_make_reception(const ebbtide_leaving* leaving, size_t cou
     for (size_t index = 0; index < count; ++index)
       read.push_back({leaving[index].device, {leaving[index].size_bytes, leaving[index].exportable}});
     *reception = handles<ebbtide_reception>().add(
-        std::make_unique<ebbtide_reception>(ebbtide_reception{std::make_shared<Reception>(core, read)}));
+        std::make_unique<ebbtide_reception>(ebbtide_reception{std::make_shared<Reception>(core, read, must_clear)}));
   });
 }
 

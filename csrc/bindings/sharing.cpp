@@ -111,11 +111,11 @@ std::vector<LeavingHandle> find_leaving(const std::vector<std::string>& tags) {
 
 class Reception {
  public:
-  explicit Reception(const std::vector<LeavingHandle>& leaving) {
+  Reception(const std::vector<LeavingHandle>& leaving, bool must_clear) {
     std::vector<ebbtide_leaving> copied;
     for (const auto& [device, size_bytes, is_exportable] : leaving)
       copied.push_back({size_bytes, device, is_exportable});
-    reception_.reset(get<ebbtide_reception*>(ebbtide_make_reception, copied.data(), copied.size()));
+    reception_.reset(get<ebbtide_reception*>(ebbtide_make_reception, copied.data(), copied.size(), must_clear));
   }
   ReportRecord resume(const std::vector<std::string>& tags, bool is_missing_ok, const py::function& want,
                       const py::kwargs& options) {
@@ -161,7 +161,7 @@ void register_sharing(py::module_& module) {
              py::arg("released"));
   module.def("find_leaving", &find_leaving, py::arg("tags"));
   py::class_<Reception>(module, "Reception")
-      .def(py::init<const std::vector<LeavingHandle>&>(), py::arg("leaving"))
+      .def(py::init<const std::vector<LeavingHandle>&, bool>(), py::arg("leaving"), py::arg("must_clear"))
       .def("resume", &Reception::resume, py::arg("tags"), missing_ok, py::arg("want"))
       .def("receive", &Reception::receive, py::arg("device"), py::arg("size_bytes"), py::arg("file"))
       .def("note_released", &Reception::note_released, py::arg("device"), py::arg("size_bytes"))

@@ -22,6 +22,12 @@ Stream Stream::create_first() {
   return Stream({handle});
 }
 
+bool Stream::is_idle() const {
+  const CUresult result = driver().cuStreamQuery(get());
+  if (result != CUDA_ERROR_NOT_READY) check(result, "cuStreamQuery");
+  return result == CUDA_SUCCESS;
+}
+
 void Stream::wait_for(const Event& event) const {
   check(driver().cuStreamWaitEvent(get(), event.get(), CU_EVENT_WAIT_DEFAULT), "cuStreamWaitEvent");
 }

@@ -25,6 +25,8 @@ class Stream : public Owner<QueueObject<CUstream, &Driver::cuStreamDestroy>> {
   static Stream create_first();
   CUstream get() const { return object_.handle; }
   void synchronize() const { check(driver().cuStreamSynchronize(get()), "cuStreamSynchronize"); }
+  // Whether all that was queued has been done.
+  bool is_idle() const;
   // What is queued from now on begins after the event as it was recorded last.
   void wait_for(const Event& event) const;
 

@@ -16,7 +16,8 @@ constexpr std::chrono::seconds kPatience{30};
 
 }  // namespace
 
-Reception::Reception(Core& core, const std::vector<Leaving>& leaving) : core_(core) {
+Reception::Reception(Core& core, const std::vector<Leaving>& leaving, bool must_clear)
+    : core_(core), clears_(must_clear || core.rules.clears_handed.load()) {
   for (const Leaving& each : leaving) ++leaving_[each.device][each.kind];
 }
 

@@ -19,8 +19,10 @@ class Reception {
  public:
   static constexpr const char* kName = "reception";
 
-  // leaving: what the other process will give, if it is exportable and wanted, or release.
-  Reception(Core& core, const std::vector<Leaving>& leaving);
+  // leaving: what the other process will give, if it is exportable and wanted, or release. must_clear: what it gives
+  // shows none of its bytes. So it is, too, unless this process's rules say otherwise.
+  Reception(Core& core, const std::vector<Leaving>& leaving, bool must_clear);
+  bool clears() const { return clears_; }
 
   // The resuming thread. Creates what the other process can't give, and a margin. The result is the handles that the
   // other process shall give. Throws OutOfMemory.
@@ -43,6 +45,7 @@ class Reception {
   std::shared_ptr<OnDevice> find(int device, uint64_t size_bytes, DeviceCharge& charge);
 
   Core& core_;
+  const bool clears_;
   std::map<int, std::map<HandleKind, size_t>> leaving_;  // by device
   std::mutex mutex_;                                     // of the two below
   std::map<int, std::shared_ptr<OnDevice>> devices_;
@@ -62,6 +65,7 @@ class Incoming final : public Resume {
 
  protected:
   bool takes_over_memory() const override { return true; }
+  bool hides_old_bytes() const override { return reception_.clears(); }
   std::optional<TakenMemory> take_memory(int device, const HandleKind& kind) override;
 
  private:

@@ -32,6 +32,7 @@ BAD_VARIABLES = {
     "EBBTIDE_SHARED_HANDLE": ("5.GiB", f" {SIZE} '5.GiB'"),
     "EBBTIDE_DISK_FILES": ("visible", " must be one of hidden, named, not 'visible'"),
     "EBBTIDE_POISON": ("0xEB", " must be 0 or 1, not '0xEB'"),
+    "EBBTIDE_CLEAR_HANDED": ("0xEB", " must be 0 or 1, not '0xEB'"),
     "EBBTIDE_COPY_AHEAD": ("0xEB", " must be 0 or 1, not '0xEB'"),
     "EBBTIDE_SKIP_CLEAN": ("true", " must be 0 or 1, not 'true'"),
     "EBBTIDE_SKIP_UNUSED": ("on", " must be 0 or 1, not 'on'"),

@@ -26,9 +26,9 @@ class HandOverTest : public ShareTest {
     uint64_t handles = 0, released_bytes = 0;
   };
   // "out" goes, "in" comes back. stops_after: the giving side ends after so many handles, as if its process had died.
-  Outcome hand_over(int stops_after = INT_MAX) {
+  Outcome hand_over(int stops_after = INT_MAX, bool must_clear = true) {
     Outcome outcome;
-    Reception reception(core(), find_leaving(core(), {.names = {"out"}, .addresses = {}, .only = nullptr}));
+    Reception reception(core(), find_leaving(core(), {.names = {"out"}, .addresses = {}, .only = nullptr}), must_clear);
     std::multiset<uint64_t> wanted;
     std::atomic<bool> is_ready{false}, has_failed{false};
     std::thread taker([&] {
@@ -149,6 +149,36 @@ TEST_F(HandOverTest, Invariant2_WhatHadNoBackupIsCleared) {
   make_filled("out", 4 * kChunk);
   sim().set_capacity(0, 5 * kChunk);
   const Outcome outcome = hand_over();
+  EXPECT_EQ(outcome.in + outcome.out, "");
+  EXPECT_EQ(outcome.handles, 1u);
+  EXPECT_TRUE(is_zero(returning, 4 * kChunk));
+}
+
+TEST_F(HandOverTest, WhatHadNoBackupStaysWhereBothSidesSaySo) {
+  const Policy dropped{.backup = BackupKind::kNone, .is_exportable = true};
+  for (const bool taker_clears : {false, true}) {
+    for (const bool giver_clears : {false, true}) {
+      core().rules.clears_handed = taker_clears;
+      const CUdeviceptr returning = make_filled("in", 4 * kChunk, dropped);
+      pause({"in"});
+      const CUdeviceptr leaving = make_filled("out", 4 * kChunk);
+      sim().set_capacity(0, 5 * kChunk);
+      const Outcome outcome = hand_over(INT_MAX, giver_clears);
+      EXPECT_EQ(outcome.in + outcome.out, "");
+      EXPECT_EQ(is_zero(returning, 4 * kChunk), taker_clears || giver_clears);
+      deallocate(core(), returning);
+      deallocate(core(), leaving);
+    }
+  }
+}
+
+TEST_F(HandOverTest, ZerosThatHaveABackupAreWrittenInAnyCase) {
+  core().rules.clears_handed = false;
+  const CUdeviceptr returning = allocate(core(), core().registry.tag("in"), kExportable, 0, 4 * kChunk);
+  pause({"in"});
+  make_filled("out", 4 * kChunk);
+  sim().set_capacity(0, 5 * kChunk);
+  const Outcome outcome = hand_over(INT_MAX, false);
   EXPECT_EQ(outcome.in + outcome.out, "");
   EXPECT_EQ(outcome.handles, 1u);
   EXPECT_TRUE(is_zero(returning, 4 * kChunk));

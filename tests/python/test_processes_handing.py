@@ -105,6 +105,22 @@ def test_every_policy(two, options):
     assert taker.run("answer = look(IN)") == ([0] if is_dropped else [5])
 
 
+def test_dropped_memory_is_cleared_unless_both_sides_say_otherwise(two):
+    giver, taker = two
+    try:
+        for clearing, seen in (((False, True), [0]), ((True, False), [0]), ((False, False), [3])):
+            for one, clears in zip(two, clearing, strict=True):
+                assert one.run(f"saver.configure(clear_handed={clears})") is None
+            prepare(two, (40,), (40,), backup=None)
+            assert giver.run("[each.fill_(3) for each in tensors[OUT]] and None") is None
+            assert hand_over(two) == (40 * MIB, 40 * MIB)
+            assert taker.run("answer = look(IN)") == seen
+            assert taker.run(CLEAN) == giver.run(CLEAN) == 0
+    finally:
+        for one in two:
+            one.run("saver.configure(clear_handed=True)")
+
+
 def test_the_backup_and_hooks_are_those_of_a_pause(two):
     giver, taker = two
     prepare(two)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/scope_exit.h"
@@ -171,6 +172,7 @@ void Resume::run_device(int device) {
     run.submit(returning, {returning.address(), backup, returning.chunk->offset, returning.ranges});
   }
   run.finish();
+  end_fills(work);
 }
 
 void Resume::set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes,
@@ -183,11 +185,11 @@ void Resume::set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offse
 
 // Blocks of one value, and, in memory that was used before, of zeros.
 void Resume::fill(DeviceWork& work, ReturningChunk& returning) {
-  const bool is_fresh = work.groups[returning.group].is_fresh;
+  const bool may_stay = work.groups[returning.group].is_fresh || (returning.is_dropped && !hides_old_bytes());
   const size_t first_fill = work.fills_used;
   visit_values(returning, [&](size_t offset, size_t size_bytes, const kernels::Value& value) {
     if (value == kernels::Value{} || value == kPoison) {
-      if (value == kPoison || !is_fresh)
+      if (value == kPoison || !may_stay)
         set_bytes(work, returning, offset, size_bytes, value == kPoison ? kPoisonByte : 0);
       return;
     }
@@ -214,10 +216,20 @@ void Resume::arrive(DeviceWork& work, const ReturningChunk& returning) {
   if (--group.missing > 0) return;
   const bool has_fills = std::any_of(group.members.begin(), group.members.end(),
                                      [&](size_t index) { return work.returning[index].has_fills; });
-  if (has_fills && work.is_filling) {
-    work.engine->engine().side_stream().synchronize();
-    work.is_filling = false;
-  }
+  if (!has_fills || !work.is_filling) return note_arrivals(work, group);
+  // Not waited for here: the next group is mapped meanwhile.
+  work.filled.push_back(returning.group);
+  if (work.engine->engine().side_stream().is_idle()) end_fills(work);
+}
+
+void Resume::end_fills(DeviceWork& work) {
+  if (!work.is_filling) return;
+  work.engine->engine().side_stream().synchronize();
+  work.is_filling = false;
+  for (const size_t index : std::exchange(work.filled, {})) note_arrivals(work, work.groups[index]);
+}
+
+void Resume::note_arrivals(DeviceWork& work, const Group& group) {
   note_released();
   for (const size_t index : group.members) note_arrival(group, work.returning[index]);
 }

@@ -42,6 +42,8 @@ class Resume : public Move {
   // Whether memory comes from a pause at the same time. Then it holds old bytes, it may have to be waited for, and the
   // bus is shared.
   virtual bool takes_over_memory() const { return false; }
+  // Where it does: whether memory whose content was dropped must not show them.
+  virtual bool hides_old_bytes() const { return true; }
   // Device memory for the next of returning_handles(), where prepare() has not created it.
   struct TakenMemory {
     DeviceCharge charge;
@@ -102,6 +104,7 @@ class Resume : public Move {
     kernels::BlockFill* fills = nullptr;  // in the engine's table
     size_t fills_used = 0;
     bool is_filling = false;                  // something is queued on the engine's side stream
+    std::vector<size_t> filled{};             // groups that have arrived but for that
     std::shared_ptr<Delivery> delivery;       // of a resume in the background
     std::optional<DeferredFrees::Hold> hold;  // from its launch on
     bool is_in_doubt = false;                 // queued work may still use memory that did not come back
@@ -129,6 +132,8 @@ class Resume : public Move {
   void set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes, unsigned char value);
   void abandon_fills(DeviceWork& work) noexcept;
   void arrive(DeviceWork& work, const ReturningChunk& returning);
+  void end_fills(DeviceWork& work);
+  void note_arrivals(DeviceWork& work, const Group& group);
   void note_arrival(const Group& group, ReturningChunk& returning);
   void forget(ReturningChunk& returning);
   void plan_delivery(DeviceWork& work, ReturningChunk& returning);

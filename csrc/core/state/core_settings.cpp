@@ -39,6 +39,7 @@ bool use_value(Core& core, Setting setting, const Use& use) {
     case Setting::kSkipUnused: use(rules.skip.unused); return true;
     case Setting::kSkipConstant: use(rules.skip.constant); return true;
     case Setting::kPoison: use(rules.must_poison); return true;
+    case Setting::kClearHanded: use(rules.clears_handed); return true;
     case Setting::kCopyAhead: use(rules.keeps_ahead); return true;
     default: return false;
   }

@@ -40,6 +40,7 @@ struct Rules {
   OverflowRules overflow;
   std::atomic<uint64_t> shared_handle_bytes{policy::kSharedHandleBytes};  // at most behind one handle; 0: none share
   std::atomic<bool> must_poison{false};                                   // dropped memory comes back as kPoison
+  std::atomic<bool> clears_handed{true};  // memory of another process shows none of its bytes
   // A caller takes steps of copies ahead after each resume, which therefore keeps the backup until another holder needs
   // the memory.
   std::atomic<bool> keeps_ahead{false};

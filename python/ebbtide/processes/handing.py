@@ -33,6 +33,7 @@ class _Offer:
     name: str
     identity: int
     leaving: list[tuple[int, int, bool]]  # handles: the device, the size, whether they can be given
+    must_clear: bool
     reception: Any = None
     wanted: Counter[tuple[int, int]] = field(default_factory=Counter)
     is_accepted: bool = False
@@ -62,7 +63,7 @@ def resume_or_receive(tags: list[str], missing_ok: bool, **options: Any) -> "_co
     offer = _take_offer(tags)
     if offer is None:
         return _core.resume(tags, missing_ok, **options)
-    offer.reception = _core.Reception(offer.leaving)
+    offer.reception = _core.Reception(offer.leaving, offer.must_clear)
     if offer.problem is not None:  # it came to its end meanwhile
         offer.reception.end()
     try:
@@ -147,7 +148,7 @@ def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -
         except StateError as error:  # a device that this process does not see
             borrower.link.send({"what": "decline", "id": identity, "problem": str(error)})
             return
-        _offers.append(_Offer(borrower.link, borrower.name, identity, leaving))
+        _offers.append(_Offer(borrower.link, borrower.name, identity, leaving, message["must_clear"] is not False))
         _known[borrower.link, identity] = _offers[-1]
         member.wake()
         release_unneeded()
@@ -239,7 +240,9 @@ class Giving:
         counts = Counter(_core.find_leaving(self._tags))
         leaving = [[member.uuid_of(device), *rest, count] for (device, *rest), count in counts.items()]
         owner.givings[self._identity] = self._hear
-        owner.link.send({"what": "offer", "version": links.VERSION, "id": self._identity, "leaving": leaving})
+        must_clear = _core.get_setting("clear_handed") != b"0"
+        head = {"what": "offer", "version": links.VERSION, "id": self._identity}
+        owner.link.send({**head, "must_clear": must_clear, "leaving": leaving})
         return owner
 
     def _hear(self, message: Message | None) -> None:

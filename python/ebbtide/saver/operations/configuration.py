@@ -47,6 +47,7 @@ def configure(
     skip_unused: Switch = UNCHANGED,
     skip_constant: Switch = UNCHANGED,
     poison: Switch = UNCHANGED,
+    clear_handed: Switch = UNCHANGED,
     copy_ahead: Switch = UNCHANGED,
     progress: Shows = UNCHANGED,
     shared: Switch = UNCHANGED,
@@ -88,6 +89,9 @@ def configure(
         skip_constant: whether it keeps blocks of one repeated value of 16 bytes as that value.
         poison: whether memory whose content was dropped (by backup=None, as unused, or by a trim) comes back as bytes
             0xEB and not as zeros, so that a program that relied on its content is found.
+        clear_handed: whether memory that `hand_over` takes to another process, or that a resume takes from one, is
+            cleared where nothing overwrites it. Only where both processes say False, memory without a backup shows
+            what the other one had there: a program that writes before it reads saves the time of clearing.
         copy_ahead: whether a thread keeps the backups of tags that were resumed ahead of their next pause, as
             `prepare(copy=True, wait=False)` does once: it copies the changed blocks, and rests for 20 times as long,
             a second at least. It ends for a tag that is paused, and for all with copy_ahead=False. Resumes keep the

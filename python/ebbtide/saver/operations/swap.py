@@ -89,7 +89,8 @@ def hand_over(
     Where nothing of the other process is away, since it found room by itself, this is a pause.
     Together they hold at most the larger of the two sides plus 256 MiB (or the largest handle). A handle goes as it is
     where the other side has a chunk of the same size (2 GiB, and what is left of an allocation); any other is released,
-    and made anew in the other process. It is overwritten or cleared there before it is resident.
+    and made anew in the other process. It is overwritten or cleared there before it is resident, unless both processes
+    have `configure(clear_handed=False)`.
 
     If one of the two ends or fails midway, the other's bytes are safe: the pause goes on as a pause, and the resume,
     called again or within its timeout, finishes with what is free.
