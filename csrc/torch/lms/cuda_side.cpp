@@ -211,7 +211,7 @@ c10::DataPtr allocate_within_limit(c10::Allocator* self, size_t size_bytes) {
   if (give_back == nullptr || watch == Watch::kNone || !is_looked_at(size_bytes) || is_in_region())
     return former(self, size_bytes);
   Holdings before(device);
-  if (would_exceed(device, size_bytes, before) && (watch == Watch::kAll || !Ledger::is_prefetching())) {
+  if (would_exceed(device, size_bytes, before)) {
     if (Ledger::is_prefetching()) refuse(size_bytes);
     if (!give_back()) return former(self, size_bytes);  // a capture
     before = Holdings(device);
