@@ -42,7 +42,9 @@ def test_a_training_whose_single_operation_exceeds_the_limit_learns_the_same(tri
             assert train(**shape) == plain
         numbers = lms.stats()
         assert numbers["peak_overflow_bytes"] > 0, numbers
-    assert held.most_bytes <= 1.02 * limit, (held.most_bytes / MIB, numbers)
+        assert numbers["peak_device_bytes"] <= limit, numbers
+    page_tables = numbers["peak_overflow_bytes"] / 64  # which the driver makes on the device for memory on the host
+    assert held.most_bytes <= 1.02 * limit + page_tables, (held.most_bytes / MIB, numbers)
     """)
 
 

@@ -199,7 +199,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
     torch = pytest.importorskip("torch")
     store = torch.distributed.FileStore(str(tmp_path / "ranks"), 1)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     yield
     gc.collect()
