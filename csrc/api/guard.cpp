@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/text.h"
+#include "driver/driver.h"
 
 namespace ebbtide::api {
 
@@ -48,7 +49,7 @@ ebbtide_status translate_exception(ebbtide_error* error) noexcept {
     return fill(EBBTIDE_STORE_ERROR, exception.what(), exception.cause);
   } catch (const DriverError& exception) {
     to.code = exception.code;
-    copy_text(to.call, sizeof to.call, exception.call.c_str());
+    copy_text(to.call, sizeof to.call, name_in_use(exception.call.c_str()));
     copy_text(to.arguments, sizeof to.arguments, exception.arguments.c_str());
     return fill(EBBTIDE_DRIVER_ERROR, exception.what());
   } catch (const std::bad_alloc&) {

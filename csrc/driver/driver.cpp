@@ -3,14 +3,20 @@
 #include <dlfcn.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/own_library.h"
 #include "base/settings.h"
+#include "driver/hip.h"
 
 namespace ebbtide {
 namespace {
@@ -19,6 +25,7 @@ constinit std::mutex choosing;
 // Written under the mutex; read without it, which may be held for as long as a driver starts.
 constinit std::atomic<DriverKind> kind_in_use{DriverKind::kNone};
 constinit std::atomic<const Driver*> loaded_driver{nullptr};
+constinit std::atomic<bool> is_of_hip{false};
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
 
@@ -29,6 +36,13 @@ std::string library_file(DriverKind kind) {
 }
 
 void* open_library(DriverKind kind) {
+  if (kind == DriverKind::kHip) {
+    if (void* library = open_hip_library()) return library;
+    const char* reason = ::dlerror();
+    throw StateError("no HIP: " + std::string(reason != nullptr ? reason : "libamdhip64.so") +
+                     ". Import a torch that is built for ROCm first, install ROCm, or set EBBTIDE_DRIVER=sim for the "
+                     "simulated device or EBBTIDE_DRIVER=off to do nothing");
+  }
   const std::string file = library_file(kind);
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library != nullptr) return library;
@@ -53,7 +67,8 @@ void resolve_all(GetProcAddress get_proc_address, Driver& table) {
   };
   constexpr bool required = true;
   constexpr bool optional = false;
-#define EBBTIDE_FUNCTION(name, version, need) resolve(#name, version, need, reinterpret_cast<void**>(&table.name));
+#define EBBTIDE_FUNCTION(name, version, need, hip_name, how) \
+  resolve(#name, version, need, reinterpret_cast<void**>(&table.name));
 #include "driver/functions.def"
 #undef EBBTIDE_FUNCTION
   if (!missing.empty()) {
@@ -62,8 +77,7 @@ void resolve_all(GetProcAddress get_proc_address, Driver& table) {
   }
 }
 
-const Driver* load(DriverKind kind) {
-  void* library = open_library(kind);
+Driver resolve_cuda(void* library) {
   void* symbol = ::dlsym(library, "cuGetProcAddress_v2");
   if (symbol == nullptr) {
     throw StateError(
@@ -72,33 +86,45 @@ const Driver* load(DriverKind kind) {
   }
   Driver table;
   resolve_all(reinterpret_cast<GetProcAddress>(symbol), table);
-  const CUresult result = table.cuInit(0);
-  if (result != CUDA_SUCCESS) {
-    const char* text = nullptr;
-    table.cuGetErrorString(result, &text);
-    rlimit files{};
-    const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_max != RLIM_INFINITY;
-    const bool is_sim = is_driver_simulated();
-    if (is_sim && is_limited) {
-      throw DriverError(
-          "the simulated device does not start: its memory is a file of 1 PiB, and the limit on the size of files is " +
-              format_bytes(files.rlim_max) + ". Raise it (`ulimit -f unlimited`)",
-          "cuInit", result, "flags=0");
-    }
+  return table;
+}
+
+[[noreturn]] void throw_start_error(const Driver& table, DriverKind kind, CUresult result) {
+  const char* text = nullptr;
+  table.cuGetErrorString(result, &text);
+  rlimit files{};
+  const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_max != RLIM_INFINITY;
+  const bool is_sim = is_driver_simulated();
+  const char* const name = kind == DriverKind::kHip ? "hipInit" : "cuInit";
+  if (is_sim && is_limited) {
     throw DriverError(
-        std::string(is_sim ? "the simulated device" : "the CUDA driver") + " does not start: cuInit gives " +
-            std::to_string(result) + (text != nullptr ? " (" + std::string(text) + ")" : "") + ". Look at " +
-            (is_sim ? "EBBTIDE_SIM_DEVICES and EBBTIDE_SIM_CAPACITY" : "`nvidia-smi` and CUDA_VISIBLE_DEVICES") +
-            "; `ebbtide doctor` says more",
-        "cuInit", result, "flags=0");
+        "the simulated device does not start: its memory is a file of 1 PiB, and the limit on the size of files is " +
+            format_bytes(files.rlim_max) + ". Raise it (`ulimit -f unlimited`)",
+        name, result, "flags=0");
   }
+  const char* const what = is_sim ? "the simulated device" : kind == DriverKind::kHip ? "HIP" : "the CUDA driver";
+  const char* const where = is_sim                     ? "EBBTIDE_SIM_DEVICES and EBBTIDE_SIM_CAPACITY"
+                            : kind == DriverKind::kHip ? "`rocm-smi` and HIP_VISIBLE_DEVICES"
+                                                       : "`nvidia-smi` and CUDA_VISIBLE_DEVICES";
+  throw DriverError(std::string(what) + " does not start: " + name + " gives " + std::to_string(result) +
+                        (text != nullptr ? " (" + std::string(text) + ")" : "") + ". Look at " + where +
+                        "; `ebbtide doctor` says more",
+                    name, result, "flags=0");
+}
+
+const Driver* load(DriverKind kind) {
+  void* library = open_library(kind);
+  const bool is_hip = kind == DriverKind::kHip || (kind == DriverKind::kSim && read_variable(Setting::kSimHip) == "1");
+  const Driver table = is_hip ? resolve_hip(library) : resolve_cuda(library);
+  if (const CUresult result = table.cuInit(0); result != CUDA_SUCCESS) throw_start_error(table, kind, result);
+  is_of_hip.store(is_hip);
   return new Driver(table);
 }
 
 // choice: in its plain form.
 DriverKind kind_from_choice(const std::string& choice) {
   if (choice == "off") throw StateError("EBBTIDE_DRIVER=off: ebbtide is switched off, there is no device to use");
-  return choice == "sim" ? DriverKind::kSim : DriverKind::kCuda;
+  return choice == "sim" ? DriverKind::kSim : choice == "hip" ? DriverKind::kHip : DriverKind::kCuda;
 }
 
 DriverKind kind_from_name(const char* name) {
@@ -114,8 +140,8 @@ void use_driver(const char* name) {
   const DriverKind kind = kind_from_name(name);
   const std::lock_guard lock(choosing);
   if (loaded_driver.load() != nullptr && kind_in_use != kind) {
-    throw StateError(std::string("the driver of this process is already ") +
-                     (kind_in_use == DriverKind::kCuda ? "cuda" : "sim") + ": set EBBTIDE_DRIVER before the first use");
+    throw StateError(std::string("the driver of this process is already ") + driver_name() +
+                     ": set EBBTIDE_DRIVER before the first use");
   }
   kind_in_use = kind;
 }
@@ -123,9 +149,11 @@ void use_driver(const char* name) {
 DriverKind driver_kind() noexcept { return kind_in_use.load(); }
 
 const char* driver_name() noexcept {
-  constexpr const char* kNames[] = {"", "cuda", "sim"};
+  constexpr const char* kNames[] = {"", "cuda", "hip", "sim"};
   return kNames[static_cast<size_t>(driver_kind())];
 }
+
+bool speaks_hip() noexcept { return is_of_hip.load(); }
 
 bool is_driver_simulated() noexcept {
   if (driver_kind() == DriverKind::kSim) return true;
@@ -174,11 +202,23 @@ const char* result_name(CUresult result) noexcept {
   const char* name = nullptr;
   return table != nullptr && table->cuGetErrorName(result, &name) == CUDA_SUCCESS && name != nullptr
              ? name
-             : "a CUDA error without a name";
+             : "an error without a name";
+}
+
+const char* name_in_use(const char* function) noexcept {
+  if (!speaks_hip()) return function;
+  static constexpr std::pair<std::string_view, const char*> kNames[] = {
+#define EBBTIDE_FUNCTION(name, version, need, hip_name, how) {#name, #hip_name},
+#include "driver/functions.def"
+#undef EBBTIDE_FUNCTION
+  };
+  const auto found =
+      std::find_if(std::begin(kNames), std::end(kNames), [&](const auto& row) { return row.first == function; });
+  return found == std::end(kNames) ? function : found->second;
 }
 
 void throw_driver_error(const char* call, CUresult result, const std::string& arguments) {
-  throw DriverError(std::string(call) + "(" + arguments + ") failed with " + result_name(result) + " (" +
+  throw DriverError(std::string(name_in_use(call)) + "(" + arguments + ") failed with " + result_name(result) + " (" +
                         std::to_string(result) + ")",
                     call, result, arguments);
 }

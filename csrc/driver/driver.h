@@ -13,18 +13,20 @@
 namespace ebbtide {
 
 struct Driver {
-#define EBBTIDE_FUNCTION(name, version, need) decltype(&::name) name = nullptr;
+#define EBBTIDE_FUNCTION(name, version, need, hip_name, how) decltype(&::name) name = nullptr;
 #include "driver/functions.def"
 #undef EBBTIDE_FUNCTION
 };
 
-enum class DriverKind { kNone, kCuda, kSim };
+enum class DriverKind { kNone, kCuda, kHip, kSim };
 
 // Chooses the library for driver(). Throws StateError once another kind is loaded, InvalidArgument for an unknown name.
-// name: "cuda", "sim", or null for EBBTIDE_DRIVER ("auto" and unset mean "cuda").
+// name: "cuda", "hip", "sim", or null for EBBTIDE_DRIVER ("auto" and unset mean "cuda").
 void use_driver(const char* name);
 DriverKind driver_kind() noexcept;
 const char* driver_name() noexcept;
+// Whether the loaded table is that of HIP's names.
+bool speaks_hip() noexcept;
 // Whether the kind is kSim, or libcuda.so.1 is the simulator under the driver's name. Loads no table.
 bool is_driver_simulated() noexcept;
 
@@ -49,6 +51,8 @@ std::optional<int> find_attribute(int device, CUdevice_attribute which);
 // Whether nothing is left to give back after this result of a call that undoes another one: the driver's end undoes
 // all.
 inline bool is_undone(CUresult result) noexcept { return result == CUDA_SUCCESS || result == CUDA_ERROR_DEINITIALIZED; }
+// A function as the loaded driver names it: cuMemCreate, or HIP's hipMemCreate.
+const char* name_in_use(const char* function) noexcept;
 // "CUDA_ERROR_OUT_OF_MEMORY"; needs no memory.
 const char* result_name(CUresult result) noexcept;
 

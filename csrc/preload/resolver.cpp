@@ -119,8 +119,8 @@ bool is_active() noexcept {
   static constinit std::atomic<int> known{-1};
   int active = known.load(std::memory_order_relaxed);
   if (active >= 0) return active == 1;
-  constexpr int kSim = 2;  // of EBBTIDE_DRIVER: auto, cuda, sim, off
-  active = word_index(Setting::kDriver) >= kSim ? 0 : 1;
+  constexpr int kHip = 2;  // of EBBTIDE_DRIVER: auto, cuda, hip, sim, off
+  active = word_index(Setting::kDriver) >= kHip ? 0 : 1;
   known.store(active, std::memory_order_relaxed);
   return active == 1;
 }

@@ -38,7 +38,7 @@ const Function kFunctions[] = {
     {"cuCtxCreate", 12050, reinterpret_cast<void*>(&ebbtide_context_v4)},
     {"cuCtxCreate", 11040, reinterpret_cast<void*>(&ebbtide_context_v3)},
     {"cuCtxCreate", 3020, reinterpret_cast<void*>(&ebbtide_context_v2)},
-#define EBBTIDE_FUNCTION(name, least_version, necessity) {#name, least_version, reinterpret_cast<void*>(&name)},
+#define EBBTIDE_FUNCTION(name, least_version, ...) {#name, least_version, reinterpret_cast<void*>(&name)},
 #include "driver/functions.def"
 #include "sim/program_functions.def"
 #undef EBBTIDE_FUNCTION

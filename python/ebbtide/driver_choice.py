@@ -3,12 +3,13 @@ first need.
 
 | EBBTIDE_DRIVER | torch is a CPU build | torch has CUDA           | torch has ROCm      | no torch |
 |----------------|----------------------|--------------------------|---------------------|----------|
-| auto (default) | sim, with one line   | cuda, or an error        | an error            | an error |
+| auto (default) | sim, with one line   | cuda, or an error        | hip, or an error    | an error |
 | cuda           | an error             | cuda, or an error        | an error            | an error |
+| hip            | an error             | an error                 | hip, or an error    | an error |
 | sim            | sim                  | sim, for CPU tensors     | sim, for CPU tensors| an error |
 | off            | off                  | off                      | off                 | off      |
 
-A torch with CUDA and no working driver is an error that names EBBTIDE_DRIVER=sim, never a silent simulation. With that
+A torch for GPUs and no working driver is an error that names EBBTIDE_DRIVER=sim, never a silent simulation. With that
 setting, regions cover CPU tensors, and torch's own devices are left alone.
 """
 
@@ -23,9 +24,10 @@ from ebbtide.errors import Error, StateError
 from ebbtide.locks import make_lock
 from ebbtide.stderr import say
 
-Setting = Literal["auto", "cuda", "sim", "off"]
+Setting = Literal["auto", "cuda", "hip", "sim", "off"]
 TorchKind = Literal["none", "cpu", "cuda", "rocm"]
-Driver = Literal["cuda", "sim", "off"]
+GpuDriver = Literal["cuda", "hip"]
+Driver = Literal["cuda", "hip", "sim", "off"]
 
 VARIABLE = "EBBTIDE_DRIVER"
 
@@ -58,13 +60,18 @@ def read_setting() -> Setting:
     return cast(Setting, settings.read("driver", os.environ) or "auto")
 
 
-def decide(setting: Setting, torch_kind: TorchKind, find_driver_problem: Callable[[], str | None]) -> Outcome:
+_BUILDS: dict[TorchKind, str] = {"cpu": "a CPU build", "cuda": "built with CUDA", "rocm": "built with ROCm"}
+_GPU_DRIVERS: dict[TorchKind, GpuDriver] = {"cuda": "cuda", "rocm": "hip"}
+_NAMES: dict[GpuDriver, tuple[str, str]] = {"cuda": ("CUDA", "NVIDIA driver"), "hip": ("ROCm", "HIP")}
+
+
+def decide(setting: Setting, torch_kind: TorchKind, find_driver_problem: Callable[[GpuDriver], str | None]) -> Outcome:
     """The whole decision.
 
     Args:
         setting: the value of EBBTIDE_DRIVER.
         torch_kind: the torch that is installed.
-        find_driver_problem: says why the CUDA driver does not work, or None where it does. It is called only where that
+        find_driver_problem: says why a driver does not work, or None where it does. It is called only where that
             matters, since a probe of the driver fixes the choice.
     """
     if setting == "off":
@@ -73,29 +80,24 @@ def decide(setting: Setting, torch_kind: TorchKind, find_driver_problem: Callabl
         return Outcome(None, "regions need PyTorch 2.6 or newer", "install torch")
     if setting == "sim":
         return Outcome("sim")
-    if torch_kind == "rocm":
-        return Outcome(
-            None,
-            "this torch is built for ROCm, and ebbtide works with NVIDIA GPUs",
-            f"install a CUDA build of torch, set {VARIABLE}=sim to try ebbtide with CPU tensors on the simulated "
-            f"device, or set {VARIABLE}=off",
-        )
     if torch_kind == "cpu" and setting == "auto":
         return Outcome(
             "sim", f"torch is a CPU build: using the simulated device ({VARIABLE}=sim says so and drops this line)"
         )
-    if torch_kind == "cpu":
+    driver = _GPU_DRIVERS.get(torch_kind)
+    if driver is None or (setting != "auto" and setting != driver):
+        wanted = _NAMES[cast(GpuDriver, setting)][0]
         return Outcome(
             None,
-            f"{VARIABLE}=cuda, but torch is a CPU build",
-            f"install torch with CUDA, or set {VARIABLE}=sim for the simulated device",
+            f"{VARIABLE}={setting}, but torch is {_BUILDS[torch_kind]}",
+            f"install torch with {wanted}, or set {VARIABLE}=sim for the simulated device",
         )
-    problem = find_driver_problem()
+    problem = find_driver_problem(driver)
     if problem is None:
-        return Outcome("cuda")
+        return Outcome(driver)
     return Outcome(
         None,
-        f"torch is built with CUDA, but there is no working NVIDIA driver ({problem})",
+        f"torch is {_BUILDS[torch_kind]}, but there is no working {_NAMES[driver][1]} ({problem})",
         f"run where there is a GPU, set {VARIABLE}=sim to try ebbtide with CPU tensors on the simulated device, or set "
         f"{VARIABLE}=off to run without ebbtide",
     )
@@ -117,16 +119,17 @@ def installed_torch_kind() -> TorchKind:
 def torch_on_gpu() -> Any:
     """torch, if it has begun to use the GPUs that regions cover; else None, also beside the simulated device."""
     torch = sys.modules.get("torch")
-    is_cuda = torch is not None and torch.version.cuda is not None and _chosen != "sim"
-    return torch if torch is not None and is_cuda and torch.cuda.is_initialized() else None
+    if torch is None or _chosen == "sim" or not (torch.version.cuda or getattr(torch.version, "hip", None)):
+        return None
+    return torch if torch.cuda.is_initialized() else None
 
 
-def _find_driver_problem() -> str | None:
-    """Why torch can't use the CUDA driver here; None where it can. Fixes this process's driver to "cuda"."""
+def _find_driver_problem(driver: GpuDriver) -> str | None:
+    """Why torch can't use this driver here; None where it can. Fixes this process's driver to it."""
     from ebbtide import _core
 
     try:
-        _core.use_driver("cuda")
+        _core.use_driver(driver)
         if _core.device_count() > 0:
             return None
     except Error as error:

@@ -53,7 +53,7 @@ static void check_copies(void) {
   REFUSED(ebbtide_begin_copy(99, host, device, CHUNK, EBBTIDE_TO_HOST, NULL, &copy, &error));
   REFUSED(ebbtide_begin_copy(0, host, device, CHUNK, EBBTIDE_TO_HOST, NULL, NULL, &error));
   EXPECT(EBBTIDE_DRIVER_ERROR, ebbtide_begin_copy(0, host, device, CHUNK, EBBTIDE_TO_HOST, &nothing, &copy, &error));
-  CHECK(strcmp(error.call, "cuEventRecord") == 0);
+  CHECK(strstr(error.call, "EventRecord") != NULL);
 
   EXPECT(EBBTIDE_OK, ebbtide_begin_copy(0, host, device, CHUNK, EBBTIDE_TO_HOST, NULL, &copy, &error));
   EXPECT(EBBTIDE_OK, ebbtide_begin_capture(&error));

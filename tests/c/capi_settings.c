@@ -154,8 +154,8 @@ static void errors_carry_their_numbers(void) {
   void* other = NULL;
   fail("cuMemMap", 1, 999, 1);
   EXPECT(EBBTIDE_DRIVER_ERROR, ebbtide_alloc("w", NULL, 0, CHUNK, &other, &error));
-  CHECK(error.code == 999 && strcmp(error.call, "cuMemMap") == 0 && strstr(error.arguments, "size=") != NULL);
-  SAYS("cuMemMap");
+  CHECK(error.code == 999 && strstr(error.call, "MemMap") != NULL && strstr(error.arguments, "size=") != NULL);
+  SAYS("MemMap(");
   CHECK(error.requested_bytes == 0 && error.device == -1);
   EXPECT(EBBTIDE_OK, ebbtide_free(address, &error));
 }

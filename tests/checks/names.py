@@ -5,7 +5,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-DRIVER_ROW = re.compile(r"^EBBTIDE_FUNCTION\((\w+), (\d+), (required|optional)\)$", re.MULTILINE)
+DRIVER_ROW = re.compile(
+    r"^EBBTIDE_FUNCTION\((\w+), (\d+), (required|optional)(?:, (\w+), (same|adapted))?\)$", re.MULTILINE
+)
 DRIVER_HOOK = re.compile(r"^EBBTIDE_DRIVER_HOOK\((\w+), (\w+), (\d+), CU_GET_PROC_ADDRESS_(\w+)\)$", re.MULTILINE)
 NVML_HOOK = re.compile(r"^EBBTIDE_NVML_HOOK\((\w+)\)$", re.MULTILINE)
 # The simulator's exports besides the list: the way to everything else.
@@ -28,7 +30,12 @@ def read_driver_functions(functions_def: Path) -> dict[str, tuple[int, str]]:
         raise ValueError(
             f"{functions_def}: {len(lines) - len(rows)} lines do not read as EBBTIDE_FUNCTION(name, version, need)"
         )
-    return {name: (int(version), need) for name, version, need in rows}
+    return {name: (int(version), need) for name, version, need, _, _ in rows}
+
+
+def read_hip_functions(functions_def: Path) -> dict[str, tuple[str, str]]:
+    """Name -> (HIP's name, "same" or "adapted") as functions.def lists them."""
+    return {name: (hip, how) for name, _, _, hip, how in DRIVER_ROW.findall(functions_def.read_text())}
 
 
 def read_hook_rows(hooks_def: Path) -> list[tuple[str, str, int, str]]:

@@ -4,7 +4,7 @@ SIZE = 'must be a size like "16GiB" or "512MiB", not'
 
 # Variable -> a value and what is said of it, after the variable's name.
 BAD_VARIABLES = {
-    "EBBTIDE_DRIVER": ("gpu", " must be one of auto, cuda, sim, off, not 'gpu'"),
+    "EBBTIDE_DRIVER": ("gpu", " must be one of auto, cuda, hip, sim, off, not 'gpu'"),
     "EBBTIDE_OVERFLOW": ("foo", " must be one of split, managed, whole, none, not 'foo'"),
     "EBBTIDE_DEVICE_LIMIT": ("nonsense", f" {SIZE} 'nonsense'"),
     "EBBTIDE_DEVICE_MARGIN": ("1GiB less", f" {SIZE} '1GiB less'"),
@@ -42,6 +42,7 @@ BAD_VARIABLES = {
     "EBBTIDE_VLLM": ("maybe", " must be 0 or 1, not 'maybe'"),
     "EBBTIDE_SIM_DEVICES": ("many", " must be a whole number from 0 to 64, not 'many'"),
     "EBBTIDE_SIM_CAPACITY": ("lots", f" {SIZE} 'lots'"),
+    "EBBTIDE_SIM_HIP": ("yes", " must be 0 or 1, not 'yes'"),
     "EBBTIDE_SIM_SHARED": ("a/b", ": '*' and '/' are reserved in tags: 'a/b'"),
 }
 # Any text is a path. What is there is another matter.

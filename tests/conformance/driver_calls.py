@@ -108,7 +108,7 @@ def properties(location_type: int = DEVICE, location_id: int = 0, allocation_typ
 def least_versions() -> dict[str, int]:
     """Every function of the two lists and the version that it is asked for at."""
     text = "".join(file.read_text() for file in FUNCTION_LISTS)
-    rows = re.findall(r"^EBBTIDE_FUNCTION\((\w+), (\d+), \w+\)", text, re.MULTILINE)
+    rows = re.findall(r"^EBBTIDE_FUNCTION\((\w+), (\d+), \w+[,)]", text, re.MULTILINE)
     return {name: int(version) for name, version in rows}
 
 

@@ -265,7 +265,7 @@ TEST_F(RegistryTest, EventsTellWhatHappened) {
   EXPECT_EQ(events[0].tags, "a, b");
   EXPECT_EQ(events[0].bytes, 2 * kChunk);
   EXPECT_EQ(events[0].copied, kChunk);
-  EXPECT_TRUE(mentions(events[4].detail, "cuCtxSynchronize"));
+  EXPECT_TRUE(mentions(events[4].detail, name_in_use("cuCtxSynchronize")));
 }
 
 TEST(SlotTableTest, TheSameCombinationHasTheSameSlotAndSlotsRunOutWithAnError) {

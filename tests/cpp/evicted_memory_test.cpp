@@ -234,6 +234,7 @@ TEST_F(EvictedMemoryTest, ACaptureIsNotBroken) {
 }
 
 TEST_F(EvictedMemoryTest, TheCallersContextIsRestored) {
+  if (is_hip()) GTEST_SKIP() << "in HIP a thread always has a device";
   check(driver().cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
   std::byte* const piece = memory_.take(1, kLarge);
   CUcontext current = primary_context(0);

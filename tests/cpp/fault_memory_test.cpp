@@ -36,7 +36,7 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
       EXPECT_EQ(error.shortage.requested_bytes, size_bytes);
     } catch (const DriverError& error) {
       EXPECT_EQ(error.code, failure.code);
-      if (failure.times == 1) {
+      if (failure.times == 1 && !(is_hip() && error.call.starts_with("cuCtx"))) {  // one function stands for several
         EXPECT_EQ(error.call, failure.name);
       }
     }

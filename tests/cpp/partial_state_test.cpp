@@ -144,7 +144,7 @@ TEST_F(PartialState, Invariant3_AResumeThatFailsBeforeItsBytesMoveIsInTheLog) {
       EXPECT_EQ(events.front().kind, "resume_failed");
       EXPECT_EQ(events.front().tags, "w");
       EXPECT_EQ(events.front().bytes, 0u);
-      EXPECT_NE(events.front().detail.find(call), std::string::npos) << events.front().detail;
+      EXPECT_NE(events.front().detail.find(name_in_use(call)), std::string::npos) << events.front().detail;
       expect_sound("refused");
     }
     PendingResume::start(claim(OperationKind::kResume))->wait();

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <type_traits>
 
 #include "sim/control.h"
@@ -15,6 +16,12 @@ namespace ebbtide::testing {
 // Codes that tests make calls give: out of memory, and any other.
 inline constexpr int kOutOfMemory = 2;
 inline constexpr int kOther = 999;
+
+// Whether the tests call the simulator by HIP's names.
+inline bool is_hip() {
+  const char* const text = std::getenv("EBBTIDE_SIM_HIP");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}
 
 struct SimControl {
 #define EBBTIDE_SIM_CONTROL(name) std::add_pointer_t<decltype(::ebbtide_sim_##name)> name = nullptr;

@@ -39,8 +39,7 @@ Function* sim_function(const char* name) {
 #define EBBTIDE_SYMBOL(name) EBBTIDE_SYMBOL_OF(name)
 // cuda.h's macro turns the name into that of the exported symbol. The prefix keeps the plain name for the member.
 struct SimDriver {
-#define EBBTIDE_FUNCTION(name, least_version, necessity) \
-  decltype(::name)* f_##name = sim_function<decltype(::name)>(EBBTIDE_SYMBOL(name));
+#define EBBTIDE_FUNCTION(name, ...) decltype(::name)* f_##name = sim_function<decltype(::name)>(EBBTIDE_SYMBOL(name));
 #include "driver/functions.def"
 #undef EBBTIDE_FUNCTION
 };

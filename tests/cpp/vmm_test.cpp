@@ -148,7 +148,7 @@ TEST_F(VmmTest, ContextScopePutsTheCallersContextBack) {
     }
     CUcontext now = nullptr;
     check(driver().cuCtxGetCurrent(&now), "cuCtxGetCurrent");
-    EXPECT_EQ(now, mine);
+    EXPECT_EQ(now, mine == nullptr && is_hip() ? primary_context(0) : mine);
   }
   EXPECT_THROW(ContextScope{kDevices}, InvalidArgument);
   EXPECT_THROW(ContextScope{-1}, InvalidArgument);
@@ -181,9 +181,10 @@ TEST_F(VmmTest, ADriverErrorNamesCallCodeAndArguments) {
     check(CUDA_ERROR_INVALID_VALUE, "cuMemMap", "ptr=0x1");
     FAIL() << "nothing was thrown";
   } catch (const DriverError& error) {
-    EXPECT_STREQ(error.what(), "cuMemMap(ptr=0x1) failed with CUDA_ERROR_INVALID_VALUE (1)");
+    EXPECT_STREQ(error.what(),
+                 (std::string(name_in_use("cuMemMap")) + "(ptr=0x1) failed with CUDA_ERROR_INVALID_VALUE (1)").c_str());
   }
-  EXPECT_STREQ(result_name(static_cast<CUresult>(123456)), "a CUDA error without a name");
+  EXPECT_STREQ(result_name(static_cast<CUresult>(123456)), "an error without a name");
 }
 
 }  // namespace

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 from checks.binaries import Rule, find_faults, read_exports
-from checks.names import RESOLVERS, exported_driver_names, read_c_functions, read_driver_functions, read_hooks
+from checks.names import (
+    RESOLVERS,
+    exported_driver_names,
+    read_c_functions,
+    read_driver_functions,
+    read_hip_functions,
+    read_hooks,
+)
 from checks.toolchain import find_cuda_include
 from ebbtide.launch import preloading
 
@@ -37,9 +44,10 @@ def rules(root: Path) -> dict[str, Rule]:
     # Programs ask for old names as well, so that the plain name may stand beside the versioned one.
     any_version = tuple(f"{name}{suffix}" for name in listed for suffix in ("", "_v2", "_v3", "_ptsz"))
     hooks = read_hooks(root / "csrc/preload/hooks.def") | {"dlsym"}
+    driver |= {hip for hip, _ in read_hip_functions(root / "csrc/driver/functions.def").values()}
     creators = {"cuCtxCreate_v2", "cuCtxCreate_v3", "cuCtxCreate_v4"}
     driver |= creators | RESOLVERS
-    simulator = (*any_version, *creators, *RESOLVERS, *control)
+    simulator = (*any_version, *driver, *control)
     return {
         "libebbtide.so": Rule("libebbtide.so", may_export=tuple(api), must_export=frozenset(api)),
         # The same core under the same name: a process that preloads it has no other.

@@ -190,7 +190,7 @@ def test_doctor_names_malformed_and_unknown_variables(forked_command) -> None:
     (unknown,) = [finding for finding in findings if finding["name"] == "EBBTIDE_HOST_LIMT"]
     assert "misspelt" in unknown["advice"]
     bad_driver = forked_command("doctor", EBBTIDE_DRIVER="gpu")
-    assert bad_driver.returncode == 1 and "auto, cuda, sim, off" in bad_driver.stdout
+    assert bad_driver.returncode == 1 and "auto, cuda, hip, sim, off" in bad_driver.stdout
 
 
 def test_doctor_switched_off_is_fine(forked_command) -> None:
@@ -263,7 +263,7 @@ def test_demo_refuses_bad_input_with_a_sentence(arguments, sentence) -> None:
 def test_demo_refuses_a_malformed_variable_with_a_sentence(forked_command) -> None:
     result = forked_command("demo", EBBTIDE_DRIVER="gpu")
     assert result.returncode == 2
-    assert "must be one of auto, cuda, sim, off" in result.stderr and "Traceback" not in result.stderr
+    assert "must be one of auto, cuda, hip, sim, off" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_demo_without_torch_says_what_to_install(run_python) -> None:

@@ -15,8 +15,8 @@ OUTCOMES = {
     ("auto", "cpu", BROKEN): "sim",
     ("auto", "cuda", WORKS): "cuda",
     ("auto", "cuda", BROKEN): "no working NVIDIA driver",
-    ("auto", "rocm", WORKS): "ROCm",
-    ("auto", "rocm", BROKEN): "ROCm",
+    ("auto", "rocm", WORKS): "hip",
+    ("auto", "rocm", BROKEN): "no working HIP",
     ("cuda", "none", WORKS): "install torch",
     ("cuda", "none", BROKEN): "install torch",
     ("cuda", "cpu", WORKS): "torch is a CPU build",
@@ -25,6 +25,14 @@ OUTCOMES = {
     ("cuda", "cuda", BROKEN): "no working NVIDIA driver",
     ("cuda", "rocm", WORKS): "ROCm",
     ("cuda", "rocm", BROKEN): "ROCm",
+    ("hip", "none", WORKS): "install torch",
+    ("hip", "none", BROKEN): "install torch",
+    ("hip", "cpu", WORKS): "torch is a CPU build",
+    ("hip", "cpu", BROKEN): "torch is a CPU build",
+    ("hip", "cuda", WORKS): "torch is built with CUDA",
+    ("hip", "cuda", BROKEN): "torch is built with CUDA",
+    ("hip", "rocm", WORKS): "hip",
+    ("hip", "rocm", BROKEN): "no working HIP",
     ("sim", "none", WORKS): "install torch",
     ("sim", "none", BROKEN): "install torch",
     ("sim", "cpu", WORKS): "sim",
@@ -38,19 +46,20 @@ OUTCOMES = {
 
 @pytest.mark.parametrize(
     ("setting", "torch_kind", "problem"),
-    list(itertools.product(("auto", "cuda", "sim", "off"), ("none", "cpu", "cuda", "rocm"), (WORKS, BROKEN))),
+    list(itertools.product(("auto", "cuda", "hip", "sim", "off"), ("none", "cpu", "cuda", "rocm"), (WORKS, BROKEN))),
 )
 def test_every_combination(setting, torch_kind, problem):
     """The driver is asked only where its answer matters, since that fixes the choice."""
     asked = []
 
-    def find_problem():
+    def find_problem(driver):
+        assert driver == ("hip" if torch_kind == "rocm" else "cuda")
         asked.append(True)
         return problem
 
     wanted = "off" if setting == "off" else OUTCOMES[setting, torch_kind, problem]
     outcome = decide(setting, torch_kind, find_problem)
-    if wanted in ("cuda", "sim", "off"):
+    if wanted in ("cuda", "hip", "sim", "off"):
         assert outcome.driver == wanted and outcome.advice == ""
     else:
         assert outcome.driver is None
@@ -76,7 +85,7 @@ def test_settings(text, setting, monkeypatch):
 
 def test_an_unknown_setting_lists_the_known_ones(monkeypatch):
     monkeypatch.setenv("EBBTIDE_DRIVER", "gpu")
-    with pytest.raises(ValueError, match="auto, cuda, sim, off"):
+    with pytest.raises(ValueError, match="auto, cuda, hip, sim, off"):
         read_setting()
 
 

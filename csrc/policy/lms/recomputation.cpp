@@ -7,7 +7,7 @@
 namespace ebbtide::policy {
 namespace {
 
-constexpr uint64_t kLargestPart = 8;  // of all that a step saves, one in so many
+constexpr uint64_t kLargestRecomputedPart = 8;  // of all that a step saves, one in so many
 
 // Events of a storage, or kNone.
 struct Life {
@@ -67,7 +67,8 @@ class CallTree {
   }
   // Whether the calls inside it are no better blocks.
   bool is_small(uint32_t call) const {
-    return dropped_bytes_[call] <= all_bytes_ / kLargestPart || inside_bytes_[call] < dropped_bytes_[call] / 2;
+    return dropped_bytes_[call] <= all_bytes_ / kLargestRecomputedPart ||
+           inside_bytes_[call] < dropped_bytes_[call] / 2;
   }
   Block block_of(uint32_t call) const {
     const ModuleCall& made = record_.calls[call];

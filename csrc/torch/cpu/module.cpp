@@ -50,9 +50,10 @@ Pool& open_pool(int64_t id) {
 
 void install() {
   refuse_in_child("ebbtide was set up");
-  if (std::strcmp(ebbtide_driver_name(), "cuda") == 0 && !ebbtide_is_simulated())
-    raise_state_error(
-        "CPU tensors can live in regions on the simulated device only, and this process uses the cuda driver");
+  const std::string driver = ebbtide_driver_name();
+  if ((driver == "cuda" || driver == "hip") && !ebbtide_is_simulated())
+    raise_state_error("CPU tensors can live in regions on the simulated device only, and this process uses the " +
+                      driver + " driver");
   if (!install_allocator())
     raise_state_error(
         "another library has replaced torch's CPU allocator with a higher priority: regions can't take CPU tensors "

@@ -63,9 +63,9 @@ def diagnose() -> list[Finding]:
     in_force = list(_guarded("settings", _settings))  # first, so that a malformed setting is reported here
     outcome, findings = _look_at_driver()
     findings = [*_software(), *findings]
-    if outcome.driver in ("cuda", "sim"):
+    if outcome.driver not in (None, "off"):
         findings += _guarded("device", _devices)
-        if outcome.driver == "cuda":
+        if outcome.driver != "sim":
             findings += _guarded("driver", _torch_allocator)
         else:
             findings += _guarded("torch extension", _torch_extension)

@@ -260,4 +260,4 @@ def _wait_quietly(core: "_core.Pending") -> None:
 
 def _has_streams() -> bool:
     torch = sys.modules.get("torch")
-    return _core.driver_name() == "cuda" and torch is not None and torch.cuda.is_initialized()
+    return _core.driver_name() in ("cuda", "hip") and torch is not None and torch.cuda.is_initialized()

@@ -36,11 +36,11 @@ def backend() -> PoolBackend | None:
         return None
     with _lock:
         if backends.existing_backend() is None:
-            backends.set_backend(_start(driver == "cuda"))
+            backends.set_backend(_start(driver != "sim"))
     return backends.existing_backend()
 
 
-def _start(is_cuda: bool) -> PoolBackend:
+def _start(is_on_gpu: bool) -> PoolBackend:
     import torch
 
     from ebbtide.saver.sharing import torch_queues
@@ -50,7 +50,7 @@ def _start(is_cuda: bool) -> PoolBackend:
     settings.check_environment()
     for name, meant in settings.misspelt(os.environ).items():
         warnings.warn(f"{name} is none of ebbtide's variables; is {meant} meant?", RuntimeWarning, stacklevel=2)
-    made = _start_on_gpu() if is_cuda else cpu_pools.make_backend()
+    made = _start_on_gpu() if is_on_gpu else cpu_pools.make_backend()
     address_reads.install()
     torch_queues.install()
     member.join_if_wanted()

@@ -60,7 +60,7 @@ class _CudaMemory:
 
 
 def _over(loan: Loan) -> torch.UntypedStorage:
-    if driver_choice.choose_for_tensors() == "cuda":
+    if driver_choice.choose_for_tensors() != "sim":
         return torch.as_tensor(_CudaMemory(loan), device=torch.device("cuda", loan.device)).untyped_storage()
     kind: Any = type("Memory", (ctypes.c_ubyte * loan.size_bytes,), {})
     memory = kind.from_address(loan.address)

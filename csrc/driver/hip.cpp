@@ -1,0 +1,158 @@
+#include "driver/hip.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace ebbtide {
+namespace {
+
+// --- functions of another shape -------------------------------------------------------------------------------------
+
+// Attributes have numbers of HIP's own. What it has no number for its devices lack.
+constexpr int kNoAttribute = -1;
+constexpr int hip_attribute(CUdevice_attribute which) {
+  switch (which) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return 23;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return 61;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 63;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 87;
+    case CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: return 18;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: return 4;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return 67;
+    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: return 68;
+    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: return 69;
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return 89;
+    default: return kNoAttribute;
+  }
+}
+
+// One for each row of functions.def that is adapted: `hip` is HIP's function.
+template <auto kOf>
+struct Adapted;
+
+template <>
+struct Adapted<&cuDeviceGetAttribute> {
+  static inline CUresult (*hip)(int* value, int attribute, int device) = nullptr;
+  static CUresult call(int* value, CUdevice_attribute which, CUdevice device) {
+    const int attribute = hip_attribute(which);
+    if (attribute != kNoAttribute) return hip(value, attribute, device);
+    *value = 0;
+    return CUDA_SUCCESS;
+  }
+};
+
+// A context is the device, and never null.
+CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(static_cast<intptr_t>(device) + 1); }
+int device_of(CUcontext context) { return static_cast<int>(reinterpret_cast<intptr_t>(context) - 1); }
+
+template <>
+struct Adapted<&cuCtxGetCurrent> {
+  static inline CUresult (*hip)(int* device) = nullptr;
+  static CUresult call(CUcontext* context) {
+    int device = 0;
+    const CUresult result = hip(&device);
+    if (result == CUDA_SUCCESS) *context = context_of(device);
+    return result;
+  }
+};
+
+template <>
+struct Adapted<&cuCtxSetCurrent> {
+  static inline CUresult (*hip)(int device) = nullptr;
+  static CUresult call(CUcontext context) { return context == nullptr ? CUDA_SUCCESS : hip(device_of(context)); }
+};
+
+// A device is in use, as the state of its primary context tells, once a thread has set it.
+template <>
+struct Adapted<&cuDevicePrimaryCtxRetain> {
+  static inline CUresult (*hip)(void** context, int device) = nullptr;
+  static CUresult call(CUcontext* context, CUdevice device) {
+    void* ignored = nullptr;
+    if (const CUresult result = hip(&ignored, device); result != CUDA_SUCCESS) return result;
+    CUcontext previous = nullptr;
+    if (const CUresult result = Adapted<&cuCtxGetCurrent>::call(&previous); result != CUDA_SUCCESS) return result;
+    *context = context_of(device);
+    const CUresult result = Adapted<&cuCtxSetCurrent>::call(*context);
+    return result != CUDA_SUCCESS ? result : Adapted<&cuCtxSetCurrent>::call(previous);
+  }
+};
+
+template <>
+struct Adapted<&cuCtxEnablePeerAccess> {
+  static inline CUresult (*hip)(int peer, unsigned int flags) = nullptr;
+  static CUresult call(CUcontext peer, unsigned int flags) { return hip(device_of(peer), flags); }
+};
+
+template <>
+struct Adapted<&cuStreamWaitValue32> {
+  static inline CUresult (*hip)(CUstream stream, void* address, uint32_t value, unsigned int flags,
+                                uint32_t mask) = nullptr;
+  static CUresult call(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned int flags) {
+    return hip(stream, reinterpret_cast<void*>(address), value, flags, UINT32_MAX);
+  }
+};
+
+// --- the table ------------------------------------------------------------------------------------------------------
+
+class Resolver {
+ public:
+  explicit Resolver(void* library) : library_(library) {}
+
+  template <typename Function>
+  void find(const char* name, bool is_required, Function*& function) {
+    function = reinterpret_cast<Function*>(::dlsym(library_, name));
+    if (function == nullptr && is_required) missing_ += (missing_.empty() ? "" : ", ") + std::string(name);
+  }
+  const std::string& missing() const { return missing_; }
+
+ private:
+  void* const library_;
+  std::string missing_;
+};
+
+template <auto kOf, typename Entry>
+void adapt(Resolver& resolver, const char* name, bool is_required, Entry*& entry) {
+  resolver.find(name, is_required, Adapted<kOf>::hip);
+  entry = Adapted<kOf>::hip == nullptr ? nullptr : &Adapted<kOf>::call;
+}
+
+int note_if_hip(dl_phdr_info* info, size_t /*size*/, void* path) {
+  const char* const slash = std::strrchr(info->dlpi_name, '/');
+  const char* const name = slash == nullptr ? info->dlpi_name : slash + 1;
+  if (std::strncmp(name, "libamdhip64", 11) != 0) return 0;
+  *static_cast<std::string*>(path) = info->dlpi_name;
+  return 1;
+}
+
+}  // namespace
+
+Driver resolve_hip(void* library) {
+  Driver table;
+  Resolver resolver(library);
+  constexpr bool required = true;
+  constexpr bool optional = false;
+#define EBBTIDE_HIP_same(name, need, hip_name) resolver.find(#hip_name, need, table.name);
+#define EBBTIDE_HIP_adapted(name, need, hip_name) adapt<&::name>(resolver, #hip_name, need, table.name);
+#define EBBTIDE_FUNCTION(name, version, need, hip_name, how) EBBTIDE_HIP_##how(name, need, hip_name)
+#include "driver/functions.def"
+#undef EBBTIDE_FUNCTION
+  if (!resolver.missing().empty()) {
+    throw StateError("HIP lacks " + resolver.missing() +
+                     ": ebbtide needs ROCm 6.0 or newer; install a torch with a newer ROCm");
+  }
+  return table;
+}
+
+void* open_hip_library() {
+  std::string loaded;
+  ::dl_iterate_phdr(&note_if_hip, &loaded);
+  return ::dlopen(loaded.empty() ? "libamdhip64.so" : loaded.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
+}  // namespace ebbtide
