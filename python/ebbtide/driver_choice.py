@@ -3,7 +3,7 @@ first need.
 
 | EBBTIDE_DRIVER | torch is a CPU build | torch has CUDA           | torch has ROCm      | no torch |
 |----------------|----------------------|--------------------------|---------------------|----------|
-| auto (default) | sim, with one line   | cuda, or an error        | hip, or an error    | an error |
+| auto (default) | sim, with one line   | cuda, or an error        | an error            | an error |
 | cuda           | an error             | cuda, or an error        | an error            | an error |
 | hip            | an error             | an error                 | hip, or an error    | an error |
 | sim            | sim                  | sim, for CPU tensors     | sim, for CPU tensors| an error |
@@ -83,6 +83,13 @@ def decide(setting: Setting, torch_kind: TorchKind, find_driver_problem: Callabl
     if torch_kind == "cpu" and setting == "auto":
         return Outcome(
             "sim", f"torch is a CPU build: using the simulated device ({VARIABLE}=sim says so and drops this line)"
+        )
+    if torch_kind == "rocm" and setting == "auto":
+        return Outcome(
+            None,
+            "this torch is built with ROCm, and ebbtide has never run on an AMD GPU",
+            f"install a CUDA build of torch, set {VARIABLE}=sim to try ebbtide with CPU tensors on the simulated "
+            f"device, {VARIABLE}=hip to try it on the GPU all the same, or {VARIABLE}=off",
         )
     driver = _GPU_DRIVERS.get(torch_kind)
     if driver is None or (setting != "auto" and setting != driver):
