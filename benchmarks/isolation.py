@@ -54,6 +54,12 @@ def run(function: Callable[[], dict[str, Any]], environment: Mapping[str, str], 
     return {"status": "failed", "reason": f"{end}; its last words: {last_words or 'none'}"}
 
 
+def describe_error(error: Exception) -> str:
+    """With the file's name and the line, and no folder of this machine."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+
+
 def describe_exit(status: int | None) -> str:
     if status is not None and status < 0:
         return f"ended by {signal.Signals(-status).name} before it had a result"
@@ -72,9 +78,7 @@ def _serve(function: Callable[[], dict[str, Any]], environment: dict[str, str], 
         result = {"status": "skipped", "reason": str(reason)}
     except Exception as error:
         traceback.print_exc()
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
-        result = {"status": "failed", "reason": f"{type(error).__name__}: {error} ({where})"}
+        result = {"status": "failed", "reason": describe_error(error)}
     part = Path(folder, "result.part")
     part.write_text(json.dumps(result))
     part.rename(Path(folder, "result.json"))

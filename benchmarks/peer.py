@@ -1,23 +1,24 @@
 """A second process with the saver: the parts on sharing and hand-overs have one beside their own."""
 
 import os
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from torch import multiprocessing
 
+from benchmarks.isolation import describe_error
 from benchmarks.unmodified import die_with_parent
 
 ANSWER_SECONDS = 120
 STOP_SECONDS = 30
 
 
-def environment(name: str) -> dict[str, str]:
-    """Of a part that has a peer. On the simulated device both see one, of that name."""
-    return {"EBBTIDE_SHARED": "1", "EBBTIDE_SIM_SHARED": name}
+def environment() -> dict[str, str]:
+    """Of a part that has a peer. On the simulated device both see one, which no other run sees."""
+    return {"EBBTIDE_SHARED": "1", "EBBTIDE_SIM_SHARED": f"benchmark-{os.getpid()}"}
 
 
 class Peer:
@@ -59,6 +60,7 @@ class Peer:
     def stop(self) -> None:
         self._pipe.close()
         self._process.join(STOP_SECONDS)
+        Path(f"/dev/shm/ebbtide-sim-{os.geteuid()}-{os.environ['EBBTIDE_SIM_SHARED']}").unlink(missing_ok=True)
 
 
 _queues: list[Any] = []
@@ -80,5 +82,5 @@ def _serve(pipe: Connection, queue: Any) -> None:
             return
         try:
             pipe.send((False, function(*arguments)))
-        except Exception:
-            pipe.send((True, traceback.format_exc(limit=-3)))
+        except Exception as error:
+            pipe.send((True, describe_error(error)))

@@ -176,7 +176,7 @@ def measure_both_ways(sizes: Sizes, backup: str) -> Measured:
 
 
 def parts(_: Sizes) -> list[Part]:
-    variables = peer.environment("benchmark-hand-over")
+    variables = peer.environment()
     uncleared = {**variables, "EBBTIDE_CLEAR_HANDED": "0"}
     return [
         Part("hand_over.no_backup", measure_no_backup, environment=uncleared),

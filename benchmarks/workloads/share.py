@@ -127,6 +127,6 @@ def time_bare_calls(measured: Measured, sizes: Sizes) -> None:
 
 
 def parts(_: Sizes) -> list[Part]:
-    variables = peer.environment("benchmark-share")
+    variables = peer.environment()
     ways: dict[str, Send] = {"share": by_share, "queue": by_queue}
     return [Part(f"share.{way}", partial(measure, send=send), environment=variables) for way, send in ways.items()]

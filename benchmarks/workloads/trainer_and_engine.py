@@ -144,4 +144,4 @@ def measure(sizes: Sizes) -> Measured:
 
 
 def parts(_: Sizes) -> list[Part]:
-    return [Part("trainer_and_engine.turns", measure, environment=peer.environment("benchmark-turns"))]
+    return [Part("trainer_and_engine.turns", measure, environment=peer.environment())]
