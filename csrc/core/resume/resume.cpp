@@ -219,12 +219,16 @@ void Resume::arrive(DeviceWork& work, const ReturningChunk& returning) {
   if (!has_fills || !work.is_filling) return note_arrivals(work, group);
   // Not waited for here: the next group is mapped meanwhile.
   work.filled.push_back(returning.group);
-  if (work.engine->engine().side_stream().is_idle()) end_fills(work);
+  if (work.engine->engine().side_stream().is_idle()) note_filled(work);
 }
 
 void Resume::end_fills(DeviceWork& work) {
   if (!work.is_filling) return;
   work.engine->engine().side_stream().synchronize();
+  note_filled(work);
+}
+
+void Resume::note_filled(DeviceWork& work) {
   work.is_filling = false;
   for (const size_t index : std::exchange(work.filled, {})) note_arrivals(work, work.groups[index]);
 }

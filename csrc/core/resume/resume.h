@@ -133,6 +133,7 @@ class Resume : public Move {
   void abandon_fills(DeviceWork& work) noexcept;
   void arrive(DeviceWork& work, const ReturningChunk& returning);
   void end_fills(DeviceWork& work);
+  void note_filled(DeviceWork& work);
   void note_arrivals(DeviceWork& work, const Group& group);
   void note_arrival(const Group& group, ReturningChunk& returning);
   void forget(ReturningChunk& returning);

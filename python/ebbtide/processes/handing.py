@@ -148,7 +148,7 @@ def _hear_offer(borrower: "lent.Borrower", message: Message, files: list[int]) -
         except StateError as error:  # a device that this process does not see
             borrower.link.send({"what": "decline", "id": identity, "problem": str(error)})
             return
-        _offers.append(_Offer(borrower.link, borrower.name, identity, leaving, message["must_clear"] is not False))
+        _offers.append(_Offer(borrower.link, borrower.name, identity, leaving, message.get("must_clear") is not False))
         _known[borrower.link, identity] = _offers[-1]
         member.wake()
         release_unneeded()
