@@ -14,20 +14,14 @@ namespace {
 
 // --- functions of another shape -------------------------------------------------------------------------------------
 
-// Attributes have numbers of HIP's own. What it has no number for its devices lack.
+// What HIP has no number for its devices lack.
 constexpr int kNoAttribute = -1;
 constexpr int hip_attribute(CUdevice_attribute which) {
   switch (which) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: return 23;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: return 61;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return 63;
-    case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return 87;
-    case CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: return 18;
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: return 4;
-    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: return 67;
-    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: return 68;
-    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: return 69;
-    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: return 89;
+#define EBBTIDE_HIP_ATTRIBUTE(name, number) \
+  case CU_DEVICE_ATTRIBUTE_##name: return number;
+#include "driver/hip_attributes.def"
+#undef EBBTIDE_HIP_ATTRIBUTE
     default: return kNoAttribute;
   }
 }
@@ -100,6 +94,9 @@ struct Adapted<&cuStreamWaitValue32> {
 
 // --- the table ------------------------------------------------------------------------------------------------------
 
+constexpr int kOldestVersion = 60000000;  // 6.0
+constexpr const char* kNeeded = "ebbtide needs ROCm 6.0 or newer; install a torch with a newer ROCm";
+
 class Resolver {
  public:
   explicit Resolver(void* library) : library_(library) {}
@@ -143,9 +140,13 @@ Driver resolve_hip(void* library) {
 #include "driver/functions.def"
 #undef EBBTIDE_FUNCTION
   if (!resolver.missing().empty()) {
-    throw StateError("HIP lacks " + resolver.missing() +
-                     ": ebbtide needs ROCm 6.0 or newer; install a torch with a newer ROCm");
+    throw StateError("HIP lacks " + resolver.missing() + ": " + kNeeded);
   }
+  int version = 0;
+  check(table.cuDriverGetVersion(&version), "hipDriverGetVersion");
+  if (version < kOldestVersion)
+    throw StateError("HIP is older than 6.0, with other structures (its version is " + std::to_string(version) +
+                     "): " + kNeeded);
   return table;
 }
 

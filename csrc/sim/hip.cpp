@@ -3,8 +3,6 @@
 // the first call starts the driver.
 #include <cuda.h>
 
-#include <map>
-
 #include "sim/contexts.h"
 #include "sim/entry.h"
 #include "sim/simulator.h"
@@ -12,7 +10,8 @@
 namespace ebbtide::sim {
 namespace {
 
-constexpr int kHipVersion = 70125424;  // 7.1
+constexpr int kVersion = 70125424;  // 7.1, unless a test has set one of HIP's
+constexpr int kLeastVersion = 10000000;
 thread_local int device_of_thread = 0;
 
 CUresult set_device(int device) {
@@ -69,27 +68,19 @@ template <>
 struct Forward<&cuDriverGetVersion> {
   static CUresult call(int* version) {
     const CUresult result = cuDriverGetVersion(version);
-    if (result == CUDA_SUCCESS) *version = kHipVersion;
+    if (result == CUDA_SUCCESS && *version < kLeastVersion) *version = kVersion;
     return result;
   }
 };
 
-// HIP's numbers of attributes.
 CUresult hip_device_attribute(int* value, int attribute, int device) {
-  static const auto* const attributes = new std::map<int, CUdevice_attribute>{
-      {4, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM},
-      {18, CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT},
-      {23, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR},
-      {61, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR},
-      {63, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
-      {67, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID},
-      {68, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID},
-      {69, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID},
-      {87, CU_DEVICE_ATTRIBUTE_WARP_SIZE},
-      {89, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED},
-  };
-  const auto found = attributes->find(attribute);
-  return found == attributes->end() ? CUDA_ERROR_INVALID_VALUE : cuDeviceGetAttribute(value, found->second, device);
+  switch (attribute) {
+#define EBBTIDE_HIP_ATTRIBUTE(name, number) \
+  case number: return cuDeviceGetAttribute(value, CU_DEVICE_ATTRIBUTE_##name, device);
+#include "driver/hip_attributes.def"
+#undef EBBTIDE_HIP_ATTRIBUTE
+    default: return CUDA_ERROR_INVALID_VALUE;
+  }
 }
 
 }  // namespace
