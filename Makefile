@@ -31,7 +31,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
+.PHONY: FORCE help demo test test-cpp test-hip test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -41,9 +41,13 @@ help: ## List these targets
 demo: $(INSTALLED) ## A model trains and its copy generates, in turns on one device (the main job)
 	@$(RUN) $(PY) -m ebbtide.cli demo
 
-test: test-cpp test-python ## C++ and Python tests on the simulated device
+test: test-cpp test-hip test-python ## C++ and Python tests on the simulated device
 
 test-cpp: $(INSTALLED) ## C++ tests only
+	$(RUN_CTEST)
+
+test-hip: export EBBTIDE_SIM_HIP = 1
+test-hip: $(INSTALLED) ## C++ tests with the simulated device called by HIP's names
 	$(RUN_CTEST)
 
 test-python: $(INSTALLED) ## Python tests only

@@ -151,6 +151,7 @@ TEST_F(DeviceKernelsTest, TheProbesTryThemOut) {
   EXPECT_TRUE(capability("kernels").is_available) << capability("kernels").found;
   EXPECT_TRUE(capability("stream_wait_value").is_available) << capability("stream_wait_value").found;
   EXPECT_EQ(capability("kernels").advice, "");
+  EXPECT_EQ(capability("driver").found, is_hip() ? "HIP 7.1" : "CUDA 13.0");
   expect_no_leak();
 }
 

@@ -1,6 +1,7 @@
 // The first use of the driver in a process. Each of these tests runs in its own process.
 #include "driver/driver.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,6 +12,7 @@
 
 #include "base/error.h"
 #include "driver/context.h"
+#include "driver/hip.h"
 #include "sim_control.h"
 
 namespace ebbtide::testing {
@@ -91,6 +93,31 @@ TEST(DriverTest, ADriverThatLacksAFunctionIsNamed) {
     EXPECT_NE(std::string(error.what()).find("lacks cuMemMap:"), std::string::npos) << error.what();
   }
   sim().hide_function(nullptr);
+  EXPECT_NO_THROW(driver());
+}
+
+TEST(DriverTest, WhatALibraryOfHipLacksIsNamed) {
+  try {
+    resolve_hip(::dlopen(nullptr, RTLD_NOW));
+    FAIL() << "nothing was thrown";
+  } catch (const StateError& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with("HIP lacks hipInit, hipDriverGetVersion, ")) << error.what();
+  }
+}
+
+// Its structures are others.
+TEST(DriverTest, HipBefore6IsRefused) {
+  ::setenv("EBBTIDE_SIM_HIP", "1", 1);
+  sim().reset();
+  sim().set_driver_version(50700000);
+  use_driver("sim");
+  try {
+    driver();
+    FAIL() << "nothing was thrown";
+  } catch (const StateError& error) {
+    EXPECT_NE(std::string(error.what()).find("older than 6.0"), std::string::npos) << error.what();
+  }
+  sim().set_driver_version(60000000);
   EXPECT_NO_THROW(driver());
 }
 

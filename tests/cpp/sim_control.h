@@ -29,6 +29,7 @@ struct SimControl {
 #define EBBTIDE_SIM_CONTROLS \
   EBBTIDE_SIM_CONTROL(reset) \
   EBBTIDE_SIM_CONTROL(set_device_count) \
+  EBBTIDE_SIM_CONTROL(set_driver_version) \
   EBBTIDE_SIM_CONTROL(set_capacity) \
   EBBTIDE_SIM_CONTROL(set_peers) \
   EBBTIDE_SIM_CONTROL(hide_function) \

@@ -1,6 +1,8 @@
 """EBBTIDE_DRIVER: every combination of setting, torch and driver has one outcome and one line of explanation."""
 
 import itertools
+import shutil
+from pathlib import Path
 
 import pytest
 from ebbtide.driver_choice import decide, read_setting
@@ -277,3 +279,33 @@ def test_sim_serves_every_build_of_torch(run_python, build):
         EBBTIDE_DRIVER="sim",
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def hip_of_the_simulator(folder, name):
+    import ebbtide
+
+    return shutil.copy(Path(ebbtide.__file__).parent / "libebbtide_sim.so", folder / name)
+
+
+USE_HIP = """
+    import ebbtide
+    from ebbtide import _core
+    _core.use_driver("hip")
+    try:
+        print(_core.device_count(), _core.driver_name())
+    except ebbtide.StateError as error:
+        print(error)
+"""
+
+
+@pytest.mark.sim_only
+def test_hips_library_is_the_systems_or_the_one_that_is_loaded(run_python, tmp_path):
+    """The simulator, which has HIP's names, stands for both. torch for ROCm loads one under a path of its own."""
+    assert run_python(USE_HIP).stdout.startswith("no HIP: libamdhip64.so: cannot open shared object file")
+    hip_of_the_simulator(tmp_path, "libamdhip64.so")
+    assert run_python(USE_HIP, LD_LIBRARY_PATH=str(tmp_path)).stdout == "1 hip\n"
+    (tmp_path / "torch").mkdir()
+    loaded = hip_of_the_simulator(tmp_path / "torch", "libamdhip64.so.7")
+    assert (
+        run_python(f"import ctypes; ctypes.CDLL({str(loaded)!r})" + USE_HIP.replace("\n    ", "\n")).stdout == "1 hip\n"
+    )

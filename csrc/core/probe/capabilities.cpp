@@ -149,7 +149,10 @@ Capability probe_stream_wait_value() {
 Capability probe_version() {
   int version = 0;
   check(driver().cuDriverGetVersion(&version), "cuDriverGetVersion");
-  return {"driver", true, "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10), ""};
+  const int major = speaks_hip() ? version / 10000000 : version / 1000;
+  const int minor = speaks_hip() ? version / 100000 % 100 : version % 1000 / 10;
+  const char* const name = speaks_hip() ? "HIP " : "CUDA ";
+  return {"driver", true, name + std::to_string(major) + "." + std::to_string(minor), ""};
 }
 
 }  // namespace
