@@ -21,6 +21,7 @@ pytestmark = pytest.mark.sim_only
 
 SEED = 1  # of what is done; when it happens depends on the machine
 WALK_SECONDS = 6
+LONGEST_SECONDS = 60  # where the machine is so busy that nobody has been asked for anything by then
 LATE_SECONDS = 3  # of a resume that has room, or whose timeout has passed
 CAPACITY, TAGS = 64, 3
 SIZES = (10, 12, 14, 16)  # MiB: torch rounds none, and one process alone never fills the device
@@ -177,8 +178,8 @@ class Walk:
         assert not late, (free, late)
 
     def run(self) -> None:
-        end, disturbed_next = time.monotonic() + WALK_SECONDS, 0.0
-        while (now := time.monotonic()) < end:
+        begin, disturbed_next = time.monotonic(), 0.0
+        while (now := time.monotonic()) < begin + (WALK_SECONDS if self.served > 0 else LONGEST_SECONDS):
             for worker in self.workers:
                 if worker.stopped_until is not None and now > worker.stopped_until:
                     worker.go_on()
