@@ -14,7 +14,7 @@ def _load(folder: str, names: str) -> dict[str, Callable[[Sizes], list[Part]]]:
     return {name: import_module(f"benchmarks.{folder}.{name}").parts for name in names.split()}
 
 
-LIMITS = _load("limits", "link driver_calls device_read host_touch direct_io zero_copy")
+LIMITS = _load("limits", "link driver_calls device_read host_touch host_copy direct_io zero_copy")
 # In the order in which they run: the most important first.
 WORKLOADS = _load(
     "workloads",
@@ -33,6 +33,7 @@ NEEDS = {
     "copy_ahead": ["device_read"],
     "unchanged": ["device_read"],
     "no_backup": ["driver_calls"],
+    "swap": ["host_copy"],
     "disk": ["direct_io"],
     "overflow_read": ["zero_copy", "device_read"],
     "run_generate": ["zero_copy"],

@@ -32,6 +32,7 @@ class Cycle:
         keeper: holds no tensors yet.
         change: what happens to the tensors before each pause.
         rest_seconds: before the pause, and before the resume.
+        before_pause: what happens right before the watch starts.
         while_paused: what happens between the two, once the memory was found free; may add metrics.
     """
 
@@ -41,11 +42,13 @@ class Cycle:
         shapes: Sequence[Shape],
         change: Change = kept.change,
         rest_seconds: float = 0,
+        before_pause: Callable[[], object] = lambda: None,
         while_paused: WhilePaused = nothing,
     ) -> None:
         self._keeper = keeper
         self._change = change
         self._rest_seconds = rest_seconds
+        self._before_pause = before_pause
         self._while_paused = while_paused
         self._checker = Checker() if keeper.has_backup else None
         keeper.make(shapes)
@@ -69,6 +72,7 @@ class Cycle:
         free_before = device.free_bytes()
 
         time.sleep(self._rest_seconds)
+        self._before_pause()
         watch = Stopwatch()
         keeper.pause()
         measured.add(pause, *watch.stop())

@@ -16,7 +16,7 @@ class Measured:
         bytes: the bytes that one operation moves.
         seconds: metric ("pause", "resume" and so on) -> one figure each time.
         cpu_seconds: the same for the processor time of all threads.
-        facts: single numbers and words that explain the figures.
+        facts: numbers and words that explain the figures, and lists with an element for each figure.
         faults: wrong bytes, wrong addresses, memory that was not free.
     """
 
@@ -37,7 +37,9 @@ class Measured:
         for mine, others in ((self.seconds, other.seconds), (self.cpu_seconds, other.cpu_seconds)):
             for metric, values in others.items():
                 mine.setdefault(metric, []).extend(values)
-        self.facts.update(other.facts)
+        for name, fact in other.facts.items():
+            mine_too = self.facts.get(name) if isinstance(fact, list) else None
+            self.facts[name] = [*mine_too, *fact] if mine_too else fact
         self.faults += other.faults
 
     def to_json(self) -> dict[str, Any]:

@@ -268,12 +268,14 @@ class Sizes:
         no_backup_tensors, no_backup_tensor_bytes: the tensors that a pause drops.
         link_bytes: one pinned copy.
         touched_bytes: of fresh host memory.
+        host_copy_bytes: between a ring and host memory.
         handle_bytes: of the driver's handles among which the best is looked for.
         bare_handle_bytes: the same, by turns with a workload that is held against them.
         shared_bytes: that another process reads.
         exported_handle_bytes: of the bare calls beside that.
         two_in_turns: a trainer and an engine.
         curve_bytes: the sizes of the curve.
+        small_tag_bytes: of tags whose pause is taken apart.
         baseline_curve_bytes: the same for baselines that no ratio refers to, whose first pause is slow.
         request_bytes, requests_in_flight: on the disk, for ebbtide and for its limit.
         activation_tokens, activation_blocks, malloc_steps, cold_steps: of allocation in a region.
@@ -293,6 +295,7 @@ class Sizes:
     no_backup_tensor_bytes: int = GIB
     link_bytes: int = GIB
     touched_bytes: int = 2 * GIB
+    host_copy_bytes: int = 8 * GIB
     handle_bytes: tuple[int, ...] = (32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, GIB)
     bare_handle_bytes: tuple[int, int] = (256 * MIB, GIB)
     shared_bytes: int = 15 * GIB
@@ -300,6 +303,7 @@ class Sizes:
     two_in_turns: TurnsSize = TurnsSize()
     curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048, 15360, 40960))
     baseline_curve_bytes: tuple[int, ...] = tuple(size * MIB for size in (2, 8, 32, 128, 512, 2048))
+    small_tag_bytes: tuple[int, ...] = (2 * MIB, 32 * MIB, 128 * MIB)
     request_bytes: int = 8 * MIB
     requests_in_flight: int = min(8, len(os.sched_getaffinity(0)))
     activation_tokens: int = 4096
@@ -326,6 +330,7 @@ class Sizes:
             no_backup_tensor_bytes=8 * MIB,
             link_bytes=8 * MIB,
             touched_bytes=32 * MIB,
+            host_copy_bytes=16 * MIB,
             handle_bytes=(2 * MIB, 8 * MIB),
             bare_handle_bytes=(2 * MIB, 8 * MIB),
             shared_bytes=8 * MIB,
@@ -333,6 +338,7 @@ class Sizes:
             two_in_turns=TurnsSize(3, 256, 2, 4, 2, 8, 8 * MIB, 4 * MIB),
             curve_bytes=(2 * MIB, 16 * MIB),
             baseline_curve_bytes=(2 * MIB,),
+            small_tag_bytes=(2 * MIB,),
             requests_in_flight=2,
             activation_tokens=16,
             activation_blocks=2,

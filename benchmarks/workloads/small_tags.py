@@ -1,4 +1,4 @@
-"""Where the time of a small pause goes: 2 MiB with a pinned backup, whole, and with parts of the work left out.
+"""Where the time of a small pause goes: with a pinned backup, whole, and with parts of the work left out.
 
 A variant saves the cost of its part. All take turns in one process. Metrics are "pause VARIANT" and "resume
 VARIANT"; those of the bare calls are of one handle as large as torch's segment, and of one copy of the tensor.
@@ -6,6 +6,7 @@ VARIANT"; those of the bare calls are of one handle as large as torch's segment,
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from ebbtide import _core, saver
@@ -15,10 +16,9 @@ from benchmarks import tensors as kept
 from benchmarks.driver import Driver
 from benchmarks.limits.driver_calls import time_calls
 from benchmarks.measured import Measured, Part, Stopwatch
-from benchmarks.sizes import MIB, Sizes
+from benchmarks.sizes import Sizes
 
 TAG = "small"
-TENSOR_BYTES = 2 * MIB
 SAMPLES = 5  # times those of the sizes
 Call = Callable[[], object]
 
@@ -86,12 +86,12 @@ def time_bare(measured: Measured, driver: Driver, segment_bytes: int, host: torc
     measured.add("resume by bare calls", claim_seconds + watch.stop()[0])
 
 
-def measure(sizes: Sizes) -> Measured:
-    measured = Measured(bytes=TENSOR_BYTES)
+def measure(sizes: Sizes, size_bytes: int) -> Measured:
+    measured = Measured(bytes=size_bytes)
     with saver.region(TAG, backup="pinned"):
-        (tensor,) = kept.make(kept.equal_shapes(1, TENSOR_BYTES))
+        (tensor,) = kept.make(kept.equal_shapes(1, size_bytes))
     kept.fill([tensor])
-    host = torch.empty(TENSOR_BYTES, dtype=torch.uint8, device="cpu", pin_memory=device.is_gpu())
+    host = torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=device.is_gpu())
     (segment,) = _core.allocations(TAG)
     driver = Driver()
     core_pause, core_resume = core_calls(tensor)
@@ -117,9 +117,9 @@ def measure(sizes: Sizes) -> Measured:
         time_bare(found, driver, segment.size_bytes, host, tensor)
         if turn:  # the first of each is not like the others
             measured.merge(found)
-    measured.bytes = TENSOR_BYTES
+    measured.bytes = size_bytes
     return measured
 
 
 def parts(sizes: Sizes) -> list[Part]:
-    return [Part("small_tags.ebbtide", measure)]
+    return [Part(f"small_tags.ebbtide_{size}", partial(measure, size_bytes=size)) for size in sizes.small_tag_bytes]
