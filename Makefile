@@ -31,7 +31,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-hip test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx asan tsan mutants wheels clean
+.PHONY: FORCE help demo test test-cpp test-hip test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx code-objects asan tsan mutants wheels clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -98,6 +98,9 @@ tidy: $(LINTERS) $(BUILD_TOOLS) ## clang-tidy over the C++ sources
 
 ptx: $(PTX_TOOLS) ## Compile the GPU kernels anew (csrc/kernels/blocks.ptx)
 	@$(BIN)/python tools/make_ptx.py
+
+code-objects: $(CODE_OBJECT_TOOLS) ## Compile them for AMD's GPUs (csrc/kernels/code_objects.s)
+	@$(BIN)/python tools/make_code_objects.py
 
 asan: $(BUILD_TOOLS) ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(CMAKE_CONFIGURE) --preset asan

@@ -30,10 +30,11 @@ function(ebbtide_configure target)
   endif()
 endfunction()
 
-# ebbtide_embed_ptx(): tells kernels/ptx.cpp which file it embeds, and builds it anew when that changes.
-function(ebbtide_embed_ptx)
-  set(ptx "${PROJECT_SOURCE_DIR}/csrc/kernels/blocks.ptx")
-  set_source_files_properties("${PROJECT_SOURCE_DIR}/csrc/kernels/ptx.cpp" PROPERTIES OBJECT_DEPENDS "${ptx}" COMPILE_DEFINITIONS "EBBTIDE_PTX_FILE=\"${ptx}\"")
+# ebbtide_embed(SOURCE FILE MACRO): tells a source of csrc/kernels which file it embeds, and builds it anew when that
+# changes.
+function(ebbtide_embed source file macro)
+  set(path "${PROJECT_SOURCE_DIR}/csrc/kernels/${file}")
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/csrc/kernels/${source}" PROPERTIES OBJECT_DEPENDS "${path}" COMPILE_DEFINITIONS "${macro}=\"${path}\"")
 endfunction()
 
 # ebbtide_self_contained(TARGET MAP): the library contains its own C++ runtime, needs only libc and the loader, and

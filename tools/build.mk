@@ -12,6 +12,7 @@ say = @echo '== $(1)' >&2
 BIN := .venv/bin
 LINTERS := .venv/.lint-tools
 PTX_TOOLS := .venv/.ptx-tools
+CODE_OBJECT_TOOLS := .venv/.code-object-tools
 DOC_TOOLS := .venv/.doc-tools
 PROGRAMS := build/programs/.downloaded
 
@@ -92,6 +93,11 @@ $(PROGRAMS): .venv/.created requirements/programs.txt
 .venv/.ptx-tools: .venv/.created requirements/ptx.txt
 	$(call say,Installing the compiler of the kernels into .venv)
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/ptx.txt
+	@touch $@
+
+.venv/.code-object-tools: .venv/.created requirements/code_objects.txt
+	$(call say,Installing the compiler of the kernels for AMD into .venv)
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/code_objects.txt
 	@touch $@
 
 # --- SYSTEM=1 ---

@@ -28,10 +28,10 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 CONSTANT = re.compile(r"^\.global \.align \d+ \.\w+ (\w+)(?:\[\d+\])?(?: = .*)?;\n", re.MULTILINE)
 
 
-def read_sources(csrc: Path = CSRC) -> dict[str, str]:
+def read_sources(csrc: Path = CSRC, first: tuple[str, ...] = (SOURCE,)) -> dict[str, str]:
     """The kernels' source and every header of ours that it includes: path below csrc -> text."""
     found: dict[str, str] = {}
-    waiting = [SOURCE]
+    waiting = list(first)
     while waiting:
         name = waiting.pop()
         if name not in found:

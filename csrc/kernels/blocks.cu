@@ -1,4 +1,4 @@
-// The kernels of blocks.h. After a change: make ptx.
+// The kernels of blocks.h. After a change: make ptx code-objects.
 #include "kernels/digest_steps.h"
 
 using namespace ebbtide::kernels;
@@ -101,8 +101,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) ebbtide_fill_blocks(const
 namespace {
 
 // As the device has it on the other side of the bus now, and not as it was when somebody last looked.
+#ifdef __HIP__
+__device__ uint32_t look(const uint32_t* word) {
+  return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ void tell(uint32_t* word, uint32_t value) {
+  __hip_atomic_store(word, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+#else
 __device__ uint32_t look(const uint32_t* word) { return *const_cast<const volatile uint32_t*>(word); }
 __device__ void tell(uint32_t* word, uint32_t value) { *const_cast<volatile uint32_t*>(word) = value; }
+#endif
 
 // Where the bytes of a piece are; 0 when the delivery is given up. Waits for the slot that they come through.
 __device__ uint64_t await_source(const Piece& piece, const char* lane_slots_begin, const uint32_t* board,

@@ -2,10 +2,10 @@
 
 #include "kernels/block_types.h"
 
-// What the GPU computes about blocks and writes into them: blocks.cu as embedded PTX, and the same on the CPU, bit for
-// bit. digest_steps.h has the algorithm.
+// What the GPU computes about blocks and writes into them: blocks.cu as embedded PTX and AMD code objects, and the same
+// on the CPU, bit for bit. digest_steps.h has the algorithm.
 //
-// The entries of the PTX and their parameters. These are launched with a CTA of kThreads for each block:
+// The entries of both and their parameters. These are launched with a CTA of kThreads for each block:
 //   ebbtide_digest_blocks(const uint64_t* addresses, BlockReport* reports,
 //                         uint64_t seed_low, uint64_t seed_high, uint32_t count)
 //   ebbtide_fill_blocks(const BlockFill* fills, uint32_t count)
@@ -32,5 +32,7 @@ void fill_block(std::byte* block, Value value);
 
 // PTX that every driver from CUDA 12.0 on compiles, as a C string.
 const char* ptx();
+// Clang's offload bundle of code objects for AMD's gfx90a, gfx942, gfx950 and gfx1100, which hipModuleLoadData takes.
+const void* code_objects();
 
 }  // namespace ebbtide::kernels
