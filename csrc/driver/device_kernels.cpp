@@ -25,7 +25,7 @@ struct DeviceKernels::Slot {
 
 namespace {
 
-// The driver or the device will never take this PTX.
+// The driver or the device will never take this image.
 bool is_final(CUresult result) {
   switch (result) {
     case CUDA_ERROR_INVALID_IMAGE:
@@ -70,7 +70,8 @@ const DeviceKernels* DeviceKernels::load(Slot& slot, int device) {
   try {
     const ContextScope scope(device);
     CUmodule module = nullptr;
-    check(driver().cuModuleLoadData(&module, kernels::ptx()), "cuModuleLoadData", "image=the kernels' PTX");
+    const CUresult result = driver().cuModuleLoadData(&module, speaks_hip() ? kernels::code_objects() : kernels::ptx());
+    check(result, "cuModuleLoadData", speaks_hip() ? "image=the kernels' code objects" : "image=the kernels' PTX");
     ScopeExit undo([&] { unload(module); });
     auto loaded = std::unique_ptr<DeviceKernels>(new DeviceKernels(function_of(module, kernels::kDigestEntry),
                                                                    function_of(module, kernels::kFillEntry),

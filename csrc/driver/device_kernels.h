@@ -9,8 +9,7 @@ namespace ebbtide {
 class DeviceKernels {
  public:
   // Null if they can't be loaded, which is logged once for each device; the caller works without them. A driver that
-  // refuses the PTX is not asked again. After any other failure, such as a lack of memory, the next
-  // call tries again.
+  // refuses the image is not asked again. After any other failure, such as a lack of memory, the next call tries again.
   //
   // The first call for a device makes driver calls that break a stream capture and may take long. So operations call
   // it, but never malloc or free.

@@ -3,6 +3,8 @@
 // Relied on, by the headers of HIP 7.1 (tests/law/test_hip_names.py): libamdhip64 exports the functions of
 // functions.def under their plain names, with results, flags and structures of the same values and sizes. Those of HIP
 // 5 differ. A device has no contexts there: each thread has a current device, which is 0 where it has set none.
+// hipModuleLoadData takes an offload bundle of clang and chooses the code object by the current device (FatBinaryInfo
+// in HIP's sources).
 #pragma once
 
 #include "driver/driver.h"

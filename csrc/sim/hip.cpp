@@ -5,6 +5,7 @@
 
 #include "sim/contexts.h"
 #include "sim/entry.h"
+#include "sim/modules.h"
 #include "sim/simulator.h"
 
 namespace ebbtide::sim {
@@ -70,6 +71,14 @@ struct Forward<&cuDriverGetVersion> {
     const CUresult result = cuDriverGetVersion(version);
     if (result == CUDA_SUCCESS && *version < kLeastVersion) *version = kVersion;
     return result;
+  }
+};
+
+template <>
+struct Forward<&cuModuleLoadData> {
+  static CUresult call(CUmodule* module, const void* image) {
+    const CUresult failed = be_ready();
+    return failed != CUDA_SUCCESS ? failed : load_code_objects(module, image);
   }
 };
 

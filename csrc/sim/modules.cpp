@@ -2,6 +2,7 @@
 
 #include <regex>
 
+#include "sim/code_objects.h"
 #include "sim/entry.h"
 #include "sim/simulator.h"
 
@@ -77,15 +78,25 @@ void Modules::reset() {
 
 namespace {
 
-CUresult load(CUmodule* module, const void* image) {
+template <typename Reader>
+CUresult load_by(const Reader& read, CUmodule* module, const void* image) {
   if (module == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(simulator().mutex);
   Module made{current_context(lock), {}};
-  const CUresult wrong = Modules::read_ptx(static_cast<const char*>(image), simulator().driver_version, made.entries);
+  const CUresult wrong = read(static_cast<const char*>(image), made.entries);
   if (wrong != CUDA_SUCCESS) return wrong;
   *module = handle_of<CUmodule>(simulator().modules.add(std::move(made)));
   return CUDA_SUCCESS;
 }
+
+CUresult load(CUmodule* module, const void* image) {
+  const auto read = [](const char* text, std::set<std::string>& entries) {
+    return Modules::read_ptx(text, simulator().driver_version, entries);
+  };
+  return load_by(read, module, image);
+}
+
+CUresult load_bundle(CUmodule* module, const void* image) { return load_by(read_code_objects, module, image); }
 
 CUresult load_with_options(CUmodule* module, const void* image, unsigned int numOptions, CUjit_option* options,
                            void** optionValues) {
@@ -108,6 +119,11 @@ CUresult unload(CUmodule hmod) {
 }
 
 }  // namespace
+
+CUresult load_code_objects(CUmodule* module, const void* image) {
+  EBBTIDE_SIM_FORWARD(cuModuleLoadData, kContext | kNoCapture, load_bundle, module, image);
+}
+
 }  // namespace ebbtide::sim
 
 using namespace ebbtide::sim;

@@ -22,6 +22,9 @@ struct Function {
   std::string entry;
 };
 
+// cuModuleLoadData by HIP's name: of an offload bundle, and not of PTX.
+CUresult load_code_objects(CUmodule* module, const void* image);
+
 class Modules {
  public:
   // Reads the entries of a PTX text. Returns an error if a driver of this version would refuse the text.

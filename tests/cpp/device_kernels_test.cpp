@@ -145,6 +145,7 @@ TEST_F(DeviceKernelsTest, AFailureIsReportedOnce) {
   ::setenv("EBBTIDE_LOG", "error", 1);
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   EXPECT_NE(said.find(name_in_use("cuModuleLoadData")), std::string::npos) << said;
+  EXPECT_NE(said.find(is_hip() ? "the kernels' code objects" : "the kernels' PTX"), std::string::npos) << said;
 }
 
 TEST_F(DeviceKernelsTest, TheProbesTryThemOut) {

@@ -89,6 +89,12 @@ def test_the_shim_and_every_header_count_as_sources(root: Path, tool: ModuleType
     }
 
 
+def test_the_simulated_device_is_one_of_them(root: Path) -> None:
+    found = re.search(r'kArchitecture\[\] = "(\w+)"', (root / "csrc/sim/code_objects.h").read_text())
+    assert found
+    assert found[1] in WAVES
+
+
 def test_without_the_compiler_the_tool_says_what_to_do(tool: ModuleType, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["make_code_objects.py", "--zig", "/nowhere/zig"])
     assert tool.main() == 1
