@@ -1,7 +1,8 @@
 """What every test shares: which driver it runs on, what may be skipped there, and the repository's root.
 
-EBBTIDE_TEST_DRIVER=sim|cuda (default sim) chooses the driver. EBBTIDE_NO_SKIPS=1 turns a skip into a failure, unless
-the test is marked `expected_skip(reason)`: on a GPU machine a test that did not run must not look like one that passed.
+EBBTIDE_TEST_DRIVER=sim|cuda|hip (default sim) chooses the driver; with EBBTIDE_SIM_HIP=1 the simulator is called by
+HIP's names. EBBTIDE_NO_SKIPS=1 turns a skip into a failure, unless the test is marked `expected_skip(reason)`: on a GPU
+machine a test that did not run must not look like one that passed.
 EBBTIDE_VLLM_TESTS is a file of vLLM's allocator tests to run, and EBBTIDE_VLLM_SOURCES a folder with a folder of vLLM's
 sources for each release that the tests know.
 """
@@ -20,6 +21,8 @@ DRIVER = os.environ.get("EBBTIDE_TEST_DRIVER", "sim")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SPEAKS_HIP = DRIVER == "hip" or (DRIVER == "sim" and os.environ.get("EBBTIDE_SIM_HIP") == "1")
+
 # Before any test imports ebbtide: the first use of the device fixes the choice.
 os.environ["EBBTIDE_DRIVER"] = DRIVER
 # The simulated device's tests run as on a machine without a GPU, whatever this one has; what they start does, too.
@@ -32,21 +35,26 @@ def skips_are_failures() -> bool:
 
 
 def pytest_configure() -> None:
-    if DRIVER not in ("sim", "cuda"):
-        raise pytest.UsageError(f"EBBTIDE_TEST_DRIVER={DRIVER}: use sim or cuda")
-    if DRIVER == "cuda":
+    if DRIVER not in ("sim", "cuda", "hip"):
+        raise pytest.UsageError(f"EBBTIDE_TEST_DRIVER={DRIVER}: use sim, cuda or hip")
+    if DRIVER != "sim":
         import torch
 
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_available() or getattr(torch.version, DRIVER, None) is None:
             raise pytest.UsageError(
-                f"EBBTIDE_TEST_DRIVER=cuda, but torch {torch.__version__} sees no GPU. "
+                f"EBBTIDE_TEST_DRIVER={DRIVER}, but torch {torch.__version__} sees no such GPU. "
                 "On a machine with one: make gpu-test SYSTEM=1"
             )
 
 
 @pytest.hookimpl(trylast=True)  # after the folders' own, which may add marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The simulator's own tests are no part of a GPU run; the GPU's own are shown as skipped elsewhere."""
+    """The simulator's own tests are no part of a GPU run; the GPU's own are shown as skipped elsewhere, and CUDA's own
+    where the driver is HIP."""
+    for item in items if SPEAKS_HIP else ():
+        if (mark := item.get_closest_marker("cuda_only")) is not None:
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+            item.add_marker(pytest.mark.expected_skip(mark.args[0]))
     if DRIVER == "sim":
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -90,5 +98,5 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def driver_name() -> str:
-    """The driver under test: "sim" or "cuda"."""
+    """The driver under test: "sim", "cuda" or "hip"."""
     return DRIVER

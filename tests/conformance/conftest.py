@@ -1,7 +1,8 @@
 """Conformance: one set of rules, run on the simulator and on the real driver, with the same codes expected from both.
 
-EBBTIDE_TEST_DRIVER=sim|cuda chooses. On a GPU these tests are harmless: they take a few MiB, give everything back, and
-cause no error that stays. What harms a context runs in a process of its own (`fresh`).
+EBBTIDE_TEST_DRIVER=sim|cuda|hip chooses; with EBBTIDE_SIM_HIP=1 the simulator is called by HIP's names. On a GPU these
+tests are harmless: they take a few MiB, give everything back, and cause no error that stays. What harms a context runs
+in a process of its own (`fresh`).
 """
 
 import ctypes
@@ -12,17 +13,19 @@ import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+import hip_calls
 import pytest
 from driver_calls import SUCCESS, Driver
 from other_process import OtherProcess
 
 HERE = Path(__file__).resolve().parent
-IS_SIMULATED = os.environ.get("EBBTIDE_TEST_DRIVER", "sim") == "sim"
+DRIVER = os.environ.get("EBBTIDE_TEST_DRIVER", "sim")
+IS_SIMULATED = DRIVER == "sim"
 
 
 def library_path() -> str:
     if not IS_SIMULATED:
-        return "libcuda.so.1"
+        return hip_calls.library_path() if DRIVER == "hip" else "libcuda.so.1"
     import ebbtide
 
     return str(Path(ebbtide.__file__ or "").parent / "libebbtide_sim.so")

@@ -1,7 +1,7 @@
-"""The CUDA driver API through ctypes, over whichever library it is given: libcuda or the simulator.
+"""The CUDA driver API through ctypes, over whichever library it is given: libcuda, libamdhip64 or the simulator.
 
 Functions are found as ebbtide finds them: by cuGetProcAddress, at the version that csrc/driver/functions.def names, or
-csrc/sim/program_functions.def.
+csrc/sim/program_functions.def. HIP's are found by dlsym, under the names in the first (hip_calls.py).
 A call returns its CUresult as an int; the helpers of `Driver` in lower case assert success and return the new object.
 """
 
@@ -9,6 +9,8 @@ import ctypes
 import re
 from collections.abc import Callable
 from pathlib import Path
+
+import hip_calls
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 FUNCTION_LISTS = (CSRC / "driver/functions.def", CSRC / "sim/program_functions.def")
@@ -133,13 +135,18 @@ class Driver:
         if name not in SIGNATURES:
             raise AttributeError(name)
         if name not in self._resolved:
-            code, _, address = self.address_of(name, self._versions[name])
-            assert code == SUCCESS, f"{name} is not to be had from {self.path}: {code}"
-            assert address
-            types = [CTYPES[letter] for letter in SIGNATURES[name]]
-            function = ctypes.CFUNCTYPE(ctypes.c_int, *types)(address)
-            self._resolved[name] = lambda *arguments: function(*map(_argument, arguments))
+            self._resolved[name] = self._resolve_hip(name) if hip_calls.SPEAKS_HIP else self._resolve_cuda(name)
         return self._resolved[name]
+
+    def _resolve_cuda(self, name: str) -> Callable[..., int]:
+        code, _, address = self.address_of(name, self._versions[name])
+        assert code == SUCCESS, f"{name} is not to be had from {self.path}: {code}"
+        assert address
+        return _function(address, SIGNATURES[name])
+
+    def _resolve_hip(self, name: str) -> Callable[..., int]:
+        symbol = ctypes.cast(getattr(self.handle, hip_calls.hip_names()[name]), ctypes.c_void_p).value
+        return hip_calls.adapt(name, _function(symbol or 0, {**SIGNATURES, **hip_calls.SIGNATURES}[name]))
 
     # --- helpers that must succeed ---
 
@@ -205,6 +212,11 @@ class Driver:
         callback = HOST_FUNCTION(lambda _: function())
         self.keep.append(callback)
         return self.cuLaunchHostFunc(stream, ctypes.cast(callback, ctypes.c_void_p).value, None)
+
+
+def _function(address: int, signature: str) -> Callable[..., int]:
+    function = ctypes.CFUNCTYPE(ctypes.c_int, *(CTYPES[letter] for letter in signature))(address)
+    return lambda *arguments: function(*map(_argument, arguments))
 
 
 def _argument(value: object) -> object:

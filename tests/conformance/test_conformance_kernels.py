@@ -258,6 +258,7 @@ def test_modules_check_their_arguments(driver: Driver) -> None:
     assert driver.cuModuleUnload(module) == SUCCESS
 
 
+@pytest.mark.cuda_only("HIP loads no PTX")
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -2,6 +2,7 @@
 
 import ctypes
 
+import pytest
 from driver_calls import INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED, SUCCESS, Driver
 
 NO_SUCH_DEVICE = 4711
@@ -20,6 +21,7 @@ def test_who_is_asked_of_must_be_there(driver: Driver) -> None:
     assert driver.cuDeviceCanAccessPeer(None, 0, 0) == INVALID_VALUE
 
 
+@pytest.mark.cuda_only("a peer is a device of HIP, not a context")
 def test_access_is_enabled_to_another_context(driver: Driver) -> None:
     own = driver.make("cuCtxGetCurrent", ctypes.c_void_p)
     assert driver.cuCtxEnablePeerAccess(own, 0) == PEER_ACCESS_UNSUPPORTED

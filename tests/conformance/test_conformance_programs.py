@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 import pytest
 from driver_calls import INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, SUCCESS, Driver
 
+pytestmark = pytest.mark.cuda_only("plain programs call HIP by other names, and nothing stands between")
 SIZE = 1 << 16
 MakeContext = Callable[[], int]
 

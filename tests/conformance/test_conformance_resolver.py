@@ -2,10 +2,12 @@
 
 import ctypes
 
+import pytest
 from checks.names import per_thread_versions
 from checks.toolchain import find_cuda_include
 from driver_calls import INVALID_VALUE, NOT_FOUND, SUCCESS, Driver, least_versions
 
+pytestmark = pytest.mark.cuda_only("HIP's functions are found by dlsym")
 PER_THREAD_DEFAULT_STREAM = 2
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from driver_calls import DEVICE, GRANULE, INVALID_VALUE, SUCCESS, UNKNOWN, AllocationProperties, Driver, properties
 from other_process import Files, OtherProcess
 
@@ -147,8 +148,19 @@ def test_what_was_imported_is_not_exported(driver: Driver) -> None:
     retained = driver.make("cuMemRetainAllocationHandle", ctypes.c_uint64, address)
     for one in (imported, retained):
         assert driver.cuMemExportToShareableHandle(ctypes.c_int(), one, POSIX_FILE, 0) == INVALID_VALUE
-        assert handle_types(driver, one) == 0
-    assert handle_types(driver, handle) == POSIX_FILE
+    assert driver.cuMemRelease(retained) == driver.cuMemRelease(handle) == SUCCESS
+    driver.free_mapped(address, imported, GRANULE)
+
+
+@pytest.mark.cuda_only("ebbtide asks CUDA alone for the properties of a handle")
+def test_the_properties_of_a_handle_say_whether_it_is_exported(driver: Driver) -> None:
+    handle = create_exportable(driver)
+    file = export(driver, handle)
+    imported = import_file(driver, file)
+    os.close(file)
+    address = map_handle(driver, imported)
+    retained = driver.make("cuMemRetainAllocationHandle", ctypes.c_uint64, address)
+    assert [handle_types(driver, one) for one in (handle, imported, retained)] == [POSIX_FILE, 0, 0]
     assert driver.cuMemRelease(retained) == driver.cuMemRelease(handle) == SUCCESS
     driver.free_mapped(address, imported, GRANULE)
 

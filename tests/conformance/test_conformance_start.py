@@ -17,6 +17,7 @@ from driver_calls import (
     properties,
 )
 
+needs_contexts = pytest.mark.cuda_only("a thread of HIP has a current device, and no context")
 Fresh = Callable[[Callable[[Driver], object]], str]
 
 
@@ -66,6 +67,7 @@ def call_before_init(driver: Driver) -> None:
     )
 
 
+@pytest.mark.cuda_only("HIP starts at the first call")
 def test_calls_before_init_are_refused(fresh: Fresh) -> None:
     fresh(call_before_init)
 
@@ -112,10 +114,12 @@ def free_without_context(driver: Driver) -> None:
     expect(found, dict.fromkeys(found, SUCCESS))
 
 
+@needs_contexts
 def test_what_frees_memory_needs_no_current_context(fresh: Fresh) -> None:
     fresh(free_without_context)
 
 
+@needs_contexts
 def test_calls_that_need_a_context_are_refused_without_one(fresh: Fresh) -> None:
     fresh(call_without_context)
 
@@ -130,6 +134,7 @@ def use_memory_management_without_context(driver: Driver) -> None:
     assert driver.make("cuCtxGetCurrent", ctypes.c_void_p) == 0
 
 
+@needs_contexts
 def test_virtual_memory_needs_no_current_context(fresh: Fresh) -> None:
     fresh(use_memory_management_without_context)
 
@@ -161,6 +166,7 @@ def release_contexts(driver: Driver) -> None:
     assert driver.cuDevicePrimaryCtxRelease(0) == SUCCESS
 
 
+@needs_contexts
 def test_a_primary_context_lives_as_long_as_it_is_retained(fresh: Fresh) -> None:
     fresh(release_contexts)
 
@@ -189,6 +195,10 @@ def test_device_attributes_are_checked(driver: Driver) -> None:
     assert driver.cuDeviceGetAttribute(ctypes.c_int(), 9999, 0) == INVALID_VALUE
     assert driver.cuDeviceGetAttribute(None, 102, 0) == INVALID_VALUE
     assert driver.attribute(102) == 1  # VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+
+
+@pytest.mark.cuda_only("HIP has other numbers for attributes, of which ebbtide knows those that it uses")
+def test_devices_have_attributes(driver: Driver) -> None:
     assert driver.attribute(41) == 1  # UNIFIED_ADDRESSING
     assert driver.attribute(16) >= 1  # MULTIPROCESSOR_COUNT
 
@@ -200,6 +210,7 @@ def test_memory_info_is_within_the_device(driver: Driver) -> None:
     assert total.value == driver.make("cuDeviceTotalMem", ctypes.c_size_t, 0)
 
 
+@pytest.mark.cuda_only("HIP has names and texts of its own")
 @pytest.mark.parametrize(
     ("code", "name", "text"),
     [
@@ -227,6 +238,7 @@ def test_an_unknown_error_has_no_name(driver: Driver) -> None:
     assert found.value is None
 
 
+@needs_contexts
 def test_the_current_context_belongs_to_the_thread(driver: Driver) -> None:
     mine = driver.make("cuCtxGetCurrent", ctypes.c_void_p)
     assert mine != 0
@@ -238,6 +250,7 @@ def test_the_current_context_belongs_to_the_thread(driver: Driver) -> None:
     assert driver.make("cuCtxGetDevice", ctypes.c_int) == 0
 
 
+@needs_contexts
 def test_setting_no_context_is_allowed(driver: Driver) -> None:
     mine = driver.make("cuCtxGetCurrent", ctypes.c_void_p)
     assert driver.cuCtxSetCurrent(None) == SUCCESS

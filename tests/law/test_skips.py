@@ -19,7 +19,7 @@ def test_may_skip(): pytest.skip("one GPU")
 @pytest.mark.xfail(reason="known")
 def test_fails_as_known(): assert False
 """
-CONFIGURATION = "[pytest]\nmarkers =\n  gpu: x\n  sim_only: x\n  expected_skip(reason): x\n"
+CONFIGURATION = "[pytest]\nmarkers =\n  gpu: x\n  sim_only: x\n  expected_skip(reason): x\n  cuda_only(reason): x\n"
 
 
 def run_planted(root: Path, folder: Path, text: str, **environment: str) -> str:
@@ -58,9 +58,16 @@ def test_a_file_that_skips_itself_fails_where_none_is_allowed(root: Path, tmp_pa
 
 
 def test_an_unknown_driver_is_refused(root: Path, tmp_path: Path) -> None:
-    assert "use sim or cuda" in run_planted(root, tmp_path, PLANTED, EBBTIDE_TEST_DRIVER="simulator")
+    assert "use sim, cuda or hip" in run_planted(root, tmp_path, PLANTED, EBBTIDE_TEST_DRIVER="simulator")
 
 
 def test_gpu_tests_are_shown_as_skipped_on_the_simulator(root: Path, tmp_path: Path) -> None:
     text = "import pytest\n@pytest.mark.gpu\ndef test_it(): assert False\n@pytest.mark.sim_only\ndef test_sim(): pass\n"
     assert count_outcomes(run_planted(root, tmp_path, text)) == {"passed": 1, "skipped": 1}
+
+
+def test_rules_of_cuda_are_skipped_with_their_reason_under_hips_names(root: Path, tmp_path: Path) -> None:
+    text = "import pytest\n@pytest.mark.cuda_only('contexts')\ndef test_it(): pass\n"
+    assert count_outcomes(run_planted(root, tmp_path, text)) == {"passed": 1}
+    output = run_planted(root, tmp_path, text, EBBTIDE_SIM_HIP="1", EBBTIDE_NO_SKIPS="1")
+    assert count_outcomes(output) == {"skipped": 1}
