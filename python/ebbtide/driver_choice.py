@@ -3,7 +3,7 @@ first need.
 
 | EBBTIDE_DRIVER | torch is a CPU build | torch has CUDA           | torch has ROCm      | no torch |
 |----------------|----------------------|--------------------------|---------------------|----------|
-| auto (default) | sim, with one line   | cuda, or an error        | an error            | an error |
+| auto (default) | sim, with one line   | cuda, or an error        | hip, with one line  | an error |
 | cuda           | an error             | cuda, or an error        | an error            | an error |
 | hip            | an error             | an error                 | hip, or an error    | an error |
 | sim            | sim                  | sim, for CPU tensors     | sim, for CPU tensors| an error |
@@ -13,10 +13,13 @@ A torch for GPUs and no working driver is an error that names EBBTIDE_DRIVER=sim
 setting, regions cover CPU tensors, and torch's own devices are left alone.
 """
 
+import importlib.util
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from ebbtide import settings
@@ -84,13 +87,6 @@ def decide(setting: Setting, torch_kind: TorchKind, find_driver_problem: Callabl
         return Outcome(
             "sim", f"torch is a CPU build: using the simulated device ({VARIABLE}=sim says so and drops this line)"
         )
-    if torch_kind == "rocm" and setting == "auto":
-        return Outcome(
-            None,
-            "this torch is built with ROCm, and ebbtide has never run on an AMD GPU",
-            f"install a CUDA build of torch, set {VARIABLE}=sim to try ebbtide with CPU tensors on the simulated "
-            f"device, {VARIABLE}=hip to try it on the GPU all the same, or {VARIABLE}=off",
-        )
     driver = _GPU_DRIVERS.get(torch_kind)
     if driver is None or (setting != "auto" and setting != driver):
         wanted = _NAMES[cast(GpuDriver, setting)][0]
@@ -100,6 +96,10 @@ def decide(setting: Setting, torch_kind: TorchKind, find_driver_problem: Callabl
             f"install torch with {wanted}, or set {VARIABLE}=sim for the simulated device",
         )
     problem = find_driver_problem(driver)
+    if problem is None and driver == "hip" and setting == "auto":
+        return Outcome(
+            "hip", f"torch is built with ROCm: using HIP, which is untried on AMD GPUs ({VARIABLE}=hip drops this line)"
+        )
     if problem is None:
         return Outcome(driver)
     return Outcome(
@@ -121,6 +121,31 @@ def installed_torch_kind() -> TorchKind:
     if torch.version.cuda is not None:
         return "cuda"
     return "rocm" if getattr(torch.version, "hip", None) is not None else "cpu"
+
+
+def is_hip() -> bool:
+    """Whether regions cover AMD GPUs, or the simulated device by HIP's names. False before the first region."""
+    return speaks_hip(_chosen, os.environ)
+
+
+def speaks_hip(driver: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether a driver is called by HIP's names."""
+    return driver == "hip" or (driver == "sim" and settings.read_or_fallback("sim_hip", environment) == "1")
+
+
+def would_be_hip(environment: Mapping[str, str]) -> bool:
+    """The same of a program that is started in this environment and has this Python's torch, which is not imported."""
+    setting = settings.read_or_fallback("driver", environment)
+    return speaks_hip(setting, environment) or (setting == "auto" and _is_rocm_installed())
+
+
+def _is_rocm_installed() -> bool:
+    try:
+        spec = importlib.util.find_spec("torch")
+        text = "" if spec is None else Path(spec.origin or "").with_name("version.py").read_text()
+    except (ImportError, OSError, ValueError):  # no torch that could tell
+        return False
+    return re.search(r"^hip\b[^=\n]*= *['\"]", text, re.MULTILINE) is not None
 
 
 def torch_on_gpu() -> Any:

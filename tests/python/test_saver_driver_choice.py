@@ -17,8 +17,8 @@ OUTCOMES = {
     ("auto", "cpu", BROKEN): "sim",
     ("auto", "cuda", WORKS): "cuda",
     ("auto", "cuda", BROKEN): "no working NVIDIA driver",
-    ("auto", "rocm", WORKS): "has never run on an AMD GPU",
-    ("auto", "rocm", BROKEN): "has never run on an AMD GPU",
+    ("auto", "rocm", WORKS): "hip",
+    ("auto", "rocm", BROKEN): "no working HIP",
     ("cuda", "none", WORKS): "install torch",
     ("cuda", "none", BROKEN): "install torch",
     ("cuda", "cpu", WORKS): "torch is a CPU build",
@@ -70,7 +70,7 @@ def test_every_combination(setting, torch_kind, problem):
         assert outcome.advice.startswith(("run where there is", "install"))
         assert outcome.found.count("(") == outcome.found.count(")")
     assert "\n" not in outcome.line
-    assert bool(outcome.line) == (outcome.driver is None or (setting == "auto" and outcome.driver == "sim"))
+    assert bool(outcome.line) == (outcome.driver is None or (setting == "auto" and outcome.driver in ("sim", "hip")))
     if outcome.driver is None and torch_kind != "none":
         assert "EBBTIDE_DRIVER=sim" in outcome.line  # suggests a way to try ebbtide with the torch that is installed
     differs = setting != "off" and OUTCOMES[setting, torch_kind, WORKS] != OUTCOMES[setting, torch_kind, BROKEN]
