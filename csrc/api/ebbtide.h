@@ -73,11 +73,12 @@ EBBTIDE_API const char* ebbtide_version(void); /* "0.1.0" */
 EBBTIDE_API const char* ebbtide_build(void);
 EBBTIDE_API const char* ebbtide_library_path(void); /* the file that this code was loaded from */
 
-/* Chooses the driver for this process: "cuda" (libcuda.so.1), "sim" (libebbtide_sim.so beside this library), or NULL
- * for the choice of EBBTIDE_DRIVER ("auto" and unset mean "cuda"). Loads nothing yet. The first use of a device fixes
- * the choice, and makes it if this was not called; a different choice after that is a STATE_ERROR. */
+/* Chooses the driver for this process: "cuda" (libcuda.so.1), "hip" (libamdhip64.so), "sim" (libebbtide_sim.so beside
+ * this library), or NULL for the choice of EBBTIDE_DRIVER ("auto" and unset mean "cuda"). Loads nothing yet. The first
+ * use of a device fixes the choice, and makes it if this was not called; a different choice after that is a
+ * STATE_ERROR. */
 EBBTIDE_API ebbtide_status ebbtide_use_driver(const char* name, ebbtide_error* error);
-EBBTIDE_API const char* ebbtide_driver_name(void); /* "cuda" or "sim"; "" before the choice is made */
+EBBTIDE_API const char* ebbtide_driver_name(void); /* "cuda", "hip" or "sim"; "" before the choice is made */
 /* Whether the devices are simulated: "sim" is chosen, or libcuda.so.1 is the simulated driver itself. Loads that
  * library where no choice is made yet, and starts nothing. */
 EBBTIDE_API bool ebbtide_is_simulated(void);
@@ -115,7 +116,7 @@ typedef enum ebbtide_backup_kind {
 /* The answer to an allocation for which the device has too little memory. NONE: OUT_OF_MEMORY. The others use host
  * memory behind the same contiguous address, which the device reaches over the bus. SPLIT: the front fills the device
  * down to the reserve, and the rest goes to the host. WHOLE: an allocation larger than 0.6 of the free memory goes to
- * the host completely, and a smaller one to the device. */
+ * the host completely, and a smaller one to the device. With HIP they are a STATE_ERROR. */
 enum ebbtide_overflow { EBBTIDE_OVERFLOW_NONE, EBBTIDE_OVERFLOW_SPLIT, EBBTIDE_OVERFLOW_WHOLE };
 typedef struct ebbtide_policy {
   int32_t backup;   /* ebbtide_backup_kind; default RAM */

@@ -65,6 +65,16 @@ void require(bool condition, const char* message) {
   if (!condition) throw InvalidArgument(message);
 }
 
+void require_overflow() {
+  require_not_forked();
+  driver();  // known only once it is loaded
+  if (speaks_hip()) {
+    throw StateError(
+        "overflow to the host does not work with HIP: leave overflow, demote and host_pool out, or pause tags to make "
+        "room");
+  }
+}
+
 void copy_text(char* to, size_t capacity, const char* from) noexcept {
   const std::string_view kept = cut_utf8(from, capacity - 1);
   std::memcpy(to, kept.data(), kept.size());

@@ -47,6 +47,9 @@ void require_given(Pointed* pointer, const char* name) {
   if (pointer == nullptr) throw InvalidArgument(std::string(name) + " is null");
 }
 
+// Throws StateError where the driver is HIP: there, no memory that is in use lies on the host.
+void require_overflow();
+
 // Fixed-size text fields: cuts, always ends with NUL, never cuts inside a UTF-8 character.
 void copy_text(char* to, size_t capacity, const char* from) noexcept;
 

@@ -57,7 +57,10 @@ ebbtide_status ebbtide_free(void* address, ebbtide_error* error) {
 }
 
 ebbtide_status ebbtide_fill_host_pool(int32_t device, ebbtide_error* error) {
-  return with_core(error, [&](Core& core) { core.host_pool.fill(device); });
+  return with_core(error, [&](Core& core) {
+    if (core.host_pool.capacity_bytes() > 0) api::require_overflow();
+    core.host_pool.fill(device);
+  });
 }
 
 ebbtide_status ebbtide_find(const void* address, bool* found, ebbtide_allocation_info* info, ebbtide_error* error) {

@@ -44,6 +44,7 @@ Handle* hand_out(Content content) {
 }
 
 std::unique_ptr<Operation> claim(OperationKind kind, OperationRequest request) {
+  if (kind == OperationKind::kDemote) api::require_overflow();
   return Operation::claim(Core::instance(), kind, std::move(request));
 }
 

@@ -39,9 +39,11 @@ Policy read_policy(const ebbtide_policy* policy) {
   if (policy == nullptr) return Policy{};
   require(!policy->exportable || policy->overflow == EBBTIDE_OVERFLOW_NONE,
           "memory that other processes may have does not overflow to the host");
+  const Overflow overflow = read_overflow(policy->overflow);
+  if (overflow != Overflow::kNone) require_overflow();
   return Policy{.backup = read_backup(policy->backup),
                 .retain = policy->retain,
-                .overflow = read_overflow(policy->overflow),
+                .overflow = overflow,
                 .flushes_first = policy->flushes_first,
                 .is_exportable = policy->exportable};
 }

@@ -1,4 +1,4 @@
-"""A driver by HIP's names."""
+"""A driver by HIP's names: what works, and one sentence for each part that does not."""
 
 import shutil
 import sys
@@ -7,9 +7,11 @@ from pathlib import Path
 import ebbtide
 import pytest
 from ebbtide import driver_choice
+from ebbtide.launch import preloading
 
 pytestmark = pytest.mark.sim_only  # it stands for an AMD GPU
 BY_HIPS_NAMES = {"EBBTIDE_DRIVER": "sim", "EBBTIDE_SIM_HIP": "1"}
+RUN = "import sys; sys.argv[0] = 'ebbtide'; from ebbtide.cli import main; main(['run', *{arguments!r}])"
 
 ROUND_TRIP = """
     import torch
@@ -29,6 +31,78 @@ ROUND_TRIP = """
 def test_a_region_leaves_and_comes_back(run_python):
     result = run_python(ROUND_TRIP, **BY_HIPS_NAMES)
     assert result.stdout == "HIP 7.1\n", result.stderr
+
+
+REFUSALS = """
+    import contextlib, functools, importlib
+    import torch
+    import ebbtide
+    from ebbtide import saver
+    from ebbtide.saver.pools import captures
+
+    class Graph:
+        def capture_begin(self, pool=None):
+            raise SystemExit("the capture began")
+
+        def capture_end(self):
+            pass
+
+    captures._wrap(Graph, lambda: None)
+    with saver.region("a"):
+        kept = torch.ones(9)
+
+    def enter(scope):
+        with scope:
+            raise SystemExit("entered")
+
+    calls = {
+        "split": lambda: enter(saver.region("b", overflow="split")),
+        "whole": lambda: enter(saver.region("b", overflow="whole")),
+        "demote": lambda: saver.demote("a"),
+        "host_pool": lambda: saver.configure(host_pool="64MiB"),
+        "lms": lambda: ebbtide.lms.enable("1GiB"),
+        "cuda_graph": lambda: enter(saver.cuda_graph(Graph())),
+        "graph_pool": lambda: saver.graph_pool(),
+        "torch.cuda.graph": lambda: Graph().capture_begin(),
+        "env": lambda: ebbtide.env(overflow="split"),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except ebbtide.StateError as error:
+            print(f"{name}: {error}")
+    saver.configure(host_pool=0)
+    assert saver.tags()["a"].state == "resident" and float(kept.sum()) == 9
+"""
+OVERFLOW = "overflow to the host does not work with HIP: leave overflow, demote and host_pool out, or pause tags"
+GRAPHS = "graph captures do not work with HIP once there are regions: run without graphs"
+
+
+def test_each_part_that_does_not_work_is_refused_in_a_sentence(run_python):
+    result = run_python(REFUSALS, **BY_HIPS_NAMES)
+    assert result.returncode == 0, result.stderr
+    said = dict(line.split(": ", 1) for line in result.stdout.splitlines())
+    for name in ("split", "whole", "demote", "host_pool"):
+        assert said.pop(name).startswith(OVERFLOW)
+    for name in ("cuda_graph", "graph_pool", "torch.cuda.graph"):
+        assert said.pop(name).startswith(GRAPHS)
+    assert said.pop("lms").startswith("large model support does not work with HIP")
+    assert said.pop("env").startswith("the preload library and large model support do not work with HIP")
+    assert said == {}
+
+
+@pytest.mark.parametrize("options", [[], ["--pauseable"], ["--lms", "1GiB"], ["--compat", "tms", "--lms", "1GiB"]])
+def test_run_is_refused(run_python, options):
+    result = run_python(RUN.format(arguments=[*options, "--", sys.executable, "-c", "print(1)"]), **BY_HIPS_NAMES)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "start the program without `ebbtide run`" in result.stderr
+
+
+def test_run_gives_torch_memory_savers_module(run_python):
+    program = "import os, torch_memory_saver; print(torch_memory_saver.__file__)"
+    arguments = ["--compat", "tms", "--", sys.executable, "-c", program]
+    result = run_python(RUN.format(arguments=arguments), **BY_HIPS_NAMES)
+    assert "ebbtide/compat/tms" in result.stdout, result.stderr
 
 
 ROCM = """
@@ -64,3 +138,5 @@ def test_a_torch_for_rocm_is_known_before_its_import(tmp_path, monkeypatch, text
     assert driver_choice.would_be_hip({}) is is_rocm
     assert driver_choice.would_be_hip({"EBBTIDE_DRIVER": "hip"})
     assert not driver_choice.would_be_hip({"EBBTIDE_DRIVER": "cuda"})
+    assert preloading.settle_driver({}) == ({"EBBTIDE_DRIVER": "hip"} if is_rocm else {})
+    assert preloading.settle_driver({"EBBTIDE_DRIVER": "sim", "EBBTIDE_SIM_HIP": "1"}) == {}

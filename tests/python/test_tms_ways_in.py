@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ebbtide
 import pytest
+from ebbtide import driver_choice
 from ebbtide.launch import preloading
 
 torch = pytest.importorskip("torch")
@@ -205,6 +206,20 @@ def test_configure_subprocess_changes_the_environment_for_the_length_of_its_bloc
         assert os.environ["PYTHONPATH"] == str(COMPAT)
         raise KeyError
     assert os.environ["LD_PRELOAD"] == f"libm.so.6:{own}" and "PYTHONPATH" not in os.environ
+    forget_module()
+
+
+def test_configure_subprocess_tells_children_of_torch_for_rocm_that_the_driver_is_hip(monkeypatch, saver):
+    """The preload library, which can't know that, does nothing then."""
+    monkeypatch.syspath_prepend(str(COMPAT))
+    from torch_memory_saver import configure_subprocess
+
+    with monkeypatch.context() as changes:
+        changes.delenv("EBBTIDE_DRIVER")
+        changes.setattr(driver_choice, "_is_rocm_installed", lambda: True)
+        with configure_subprocess():
+            assert os.environ["EBBTIDE_DRIVER"] == "hip"
+        assert "EBBTIDE_DRIVER" not in os.environ
     forget_module()
 
 

@@ -60,6 +60,7 @@ Capability probe_rdma(int device) {
 }
 
 Capability probe_host_memory(int device) {
+  if (speaks_hip()) return {"host_memory", false, "not used with HIP: nothing overflows", ""};
   return probe("host_memory",
                "overflow (split and whole) needs it: update the driver; containers: allow the NUMA calls in the "
                "seccomp profile",

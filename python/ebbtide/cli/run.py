@@ -56,8 +56,8 @@ def run(command: tuple[str, ...], dry_run: bool, **values: Any) -> None:
     reads. Options that are not given are as the environment says, so a run inside a run changes only the options that
     it names. ebbtide becomes the program (exec): arguments, files, signals and exit status are its own.
 
-    The exit status is 2 where an option is refused, 1 where the library is missing, 126 where the program can't be
-    started, and 127 where it is not found.
+    The exit status is 2 where an option is refused, 1 where the library is missing or the driver is HIP, 126 where the
+    program can't be started, and 127 where it is not found.
     """
     environment = _inherited_environment()
     given = {name: value for name, value in values.items() if value is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from ebbtide import settings
+from ebbtide import driver_choice, settings
 from ebbtide.errors import StateError
 from ebbtide.launch import ledger
 from ebbtide.launch.run_options import to_variables
@@ -41,7 +41,7 @@ def env(**options: Any) -> dict[str, str]:
 
     Raises:
         TypeError, ValueError: as the command refuses it; also a malformed EBBTIDE_* variable that is there already.
-        StateError: the preload library is missing or can't be named in LD_PRELOAD.
+        StateError: the preload library is missing, can't be named in LD_PRELOAD, or has no use since the driver is HIP.
     """
     return variables_for(options, os.environ)
 
@@ -53,6 +53,9 @@ def variables_for(
     added = to_variables(options, inherited, spell)
     added[ledger.VARIABLE] = ledger.name_for(inherited)
     in_force = {**inherited, **added}
+    if driver_choice.would_be_hip(in_force):
+        _refuse_with_hip(in_force)
+        added.update(settle_driver(in_force))
     folders = []
     library = find_library()
     if settings.read_or_fallback("compat", in_force) == "tms":
@@ -67,6 +70,21 @@ def variables_for(
     for folder in folders:
         added[MODULES_VARIABLE] = with_first(str(folder), {**inherited, **added}.get(MODULES_VARIABLE, ""))
     return added
+
+
+def settle_driver(environment: Mapping[str, str]) -> dict[str, str]:
+    """EBBTIDE_DRIVER=hip, with which the preload library does nothing, where torch for ROCm alone says so."""
+    is_open = settings.read_or_fallback("driver", environment) == "auto" and driver_choice.would_be_hip(environment)
+    return {settings.find("driver").variable: "hip"} if is_open else {}
+
+
+def _refuse_with_hip(environment: Mapping[str, str]) -> None:
+    is_for_tms = settings.read_or_fallback("compat", environment) == "tms"
+    if not is_for_tms or settings.read("lms", environment) or settings.read("pauseable", environment) == "1":
+        raise StateError(
+            "the preload library and large model support do not work with HIP: start the program without `ebbtide run` "
+            "and call ebbtide.saver in it (only --compat tms works), or set EBBTIDE_DRIVER=cuda if it uses CUDA"
+        )
 
 
 def compat_path() -> Path:

@@ -118,8 +118,8 @@ def enable(
     Raises:
         TypeError, ValueError: malformed sizes, or a file that holds no plan; nothing is changed.
         OSError: the plan can't be read.
-        StateError: torch before 2.11, a forked child, a transform of torch.func around the call that turns
-            LMS on, or a system that does not let a process change torch's tables.
+        StateError: torch before 2.11 or built with ROCm, a forked child, a transform of torch.func around the call
+            that turns LMS on, or a system that does not let a process change torch's tables.
         OutOfMemoryError: more is held than the limit allows, and cannot leave. Nothing is changed.
     """
     least = parse_size(min_size, "min_size")
@@ -189,6 +189,11 @@ def _describe_limits(state: str, given: _Given) -> str:
 def _turn_on() -> None:
     backend = startup.backend()
     assert backend is not None
+    if driver_choice.is_hip():
+        raise StateError(
+            "large model support does not work with HIP, where torch's allocator has other names: use regions and "
+            "pauses, or torch.utils.checkpoint"
+        )
     _check_torch()
     settings.check_environment()
     device = _device_of(backend.device_type)

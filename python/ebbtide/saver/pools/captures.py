@@ -19,7 +19,7 @@ import warnings
 import weakref
 from typing import Any
 
-from ebbtide import _core
+from ebbtide import _core, driver_choice
 from ebbtide.errors import StateError
 from ebbtide.locks import make_lock
 from ebbtide.saver.pools import ordinary_memory, region_pools, workspaces
@@ -199,6 +199,15 @@ def install() -> None:
             _installed = True
 
 
+def refuse_with_hip() -> None:
+    """Raises: StateError: the driver is HIP. Whether the memory of a graph may leave and return there is not known."""
+    if driver_choice.is_hip():
+        raise StateError(
+            "graph captures do not work with HIP once there are regions: run without graphs (vLLM's enforce_eager, "
+            "SGLang's --disable-cuda-graph), or capture before the first region"
+        )
+
+
 def _wrap(graph_class: Any, make_allocator: Any) -> None:
     begin, end = graph_class.capture_begin, graph_class.capture_end
 
@@ -206,6 +215,7 @@ def _wrap(graph_class: Any, make_allocator: Any) -> None:
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current(self) is not None:  # torch refuses this itself
             return begin(self, *args, **kwargs)
+        refuse_with_hip()
         allocator = make_allocator()
         given, *rest = args or (kwargs.pop("pool", None),)
         pool_id = allocator.make_pool() if given is None else given

@@ -38,6 +38,7 @@ _pools: dict[PoolKey, list[_GraphPool]] = {}
 
 def _cuda_backend(what: str) -> backends.PoolBackend | None:
     backend = startup.backend()
+    captures.refuse_with_hip()
     if backend is not None and backend.device_type != "cuda":
         raise StateError(f"{what} needs a GPU: CPU operations cannot be captured")
     return backend

@@ -18,7 +18,7 @@ class HookUtilModePreload(HookUtilBase):
 def configure_subprocess() -> Iterator[None]:
     """Inside, children start with the preload library, and `import torch_memory_saver` gives them ebbtide's.
 
-    Other preloaded libraries stay. Grandchildren inherit it.
+    Other preloaded libraries stay. Grandchildren inherit it. With HIP, the library does nothing.
     """
     library = str(get_binary_path_from_package("torch_memory_saver_hook_mode_preload"))
     modules = preloading.with_first(str(preloading.compat_path()), os.environ.get(preloading.MODULES_VARIABLE, ""))
@@ -26,4 +26,6 @@ def configure_subprocess() -> Iterator[None]:
         changes.enter_context(change_env(preloading.MODULES_VARIABLE, modules))
         inherited = os.environ.get(preloading.LOADER_VARIABLE, "")
         changes.enter_context(change_env(preloading.LOADER_VARIABLE, preloading.preload_list(library, inherited)))
+        for name, value in preloading.settle_driver(os.environ).items():
+            changes.enter_context(change_env(name, value))
         yield
