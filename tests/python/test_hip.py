@@ -1,5 +1,6 @@
 """A driver by HIP's names: what works, and one sentence for each part that does not."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -103,6 +104,21 @@ def test_run_gives_torch_memory_savers_module(run_python):
     arguments = ["--compat", "tms", "--", sys.executable, "-c", program]
     result = run_python(RUN.format(arguments=arguments), **BY_HIPS_NAMES)
     assert "ebbtide/compat/tms" in result.stdout, result.stderr
+
+
+def test_doctor_says_that_no_hardware_was_tried(run_python):
+    program = "from ebbtide.cli import main; main(['doctor', '--json'])"
+    found = {}
+    for is_hip in "01":
+        result = run_python(program, EBBTIDE_DRIVER="sim", EBBTIDE_SIM_HIP=is_hip)
+        assert result.returncode == 0, result.stderr
+        findings = json.loads(result.stdout)["findings"]
+        found[is_hip] = {each["name"]: (each["found"], each["advice"]) for each in findings}
+    names = "names of functions"
+    assert found["0"][names] == ("CUDA's", "")
+    assert found["1"][names] == ("HIP's", "AMD: through the simulated driver only, never tried on hardware")
+    assert "NVIDIA kernel module" in found["0"] and "NVIDIA kernel module" not in found["1"]
+    assert found["1"]["host_memory"] == ("not used with HIP: nothing overflows", "")
 
 
 ROCM = """

@@ -122,14 +122,17 @@ def _package(package: str, version: str) -> Finding:
 
 def _look_at_driver() -> tuple[driver_choice.Outcome, list[Finding]]:
     """Which driver regions would use, as the first region decides it."""
-    findings = [_kernel_driver()]
     try:
         outcome = driver_choice.decide_here()
     except ValueError:  # of EBBTIDE_DRIVER, among the settings
-        return driver_choice.Outcome(None), findings
+        return driver_choice.Outcome(None), [_kernel_driver()]
     except (ImportError, OSError) as error:
-        findings.append(Finding("driver", "choice", str(error), "problem"))
-        return driver_choice.Outcome(None), findings
+        return driver_choice.Outcome(None), [_kernel_driver(), Finding("driver", "choice", str(error), "problem")]
+    if driver_choice.speaks_hip(outcome.driver, os.environ) or driver_choice.would_be_hip(os.environ):
+        advice = "AMD: through the simulated driver only, never tried on hardware"
+        findings = [Finding("driver", "names of functions", "HIP's", "note", advice)]
+    else:
+        findings = [_kernel_driver(), Finding("driver", "names of functions", "CUDA's")]
     if outcome.driver is None:
         findings.append(Finding("driver", "choice", outcome.found, "problem", outcome.advice))
     elif outcome.driver == "off":
