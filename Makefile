@@ -15,6 +15,8 @@ PYTEST_ARGS ?=
 # Processes for the Python tests that may run side by side. Each takes up to 2 GiB. One more than the processors of the smallest machine: many tests wait for programs that they start.
 PYTEST_JOBS ?= 3
 CTEST_ARGS ?=
+# The Python tests for a driver by HIP's names: which rules it has, refusals, and torch_memory_saver's and vLLM's callers.
+HIP_TESTS = tests/conformance $(addprefix tests/python/,test_hip.py test_tms_module.py test_vllm_allocator.py)
 # Mutants: how many are drawn by which seed, and further arguments, such as "--at csrc/core/operation/swapped_memory.cpp:8".
 SAMPLE ?= 60
 SEED ?= 1
@@ -47,8 +49,9 @@ test-cpp: $(INSTALLED) ## C++ tests only
 	$(RUN_CTEST)
 
 test-hip: export EBBTIDE_SIM_HIP = 1
-test-hip: $(INSTALLED) ## C++ tests with the simulated device called by HIP's names
+test-hip: $(INSTALLED) ## C++ tests, and some in Python, with the simulated device called by HIP's names
 	$(RUN_CTEST)
+	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(HIP_TESTS)
 
 test-python: $(INSTALLED) ## Python tests only
 	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
@@ -62,8 +65,10 @@ walk: $(INSTALLED) ## Long random walks over the core and ebbtide.saver against 
 	@$(RUN) $(PY) -m tests.walk $(WALK_ARGS)
 
 gpu-test: PYTEST_JOBS = 12
-gpu-test: $(INSTALLED) ## The same tests on a CUDA GPU; an unexpected skip is a failure
-	@$(RUN) env EBBTIDE_TEST_DRIVER=cuda EBBTIDE_NO_SKIPS=1 tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)
+gpu-test: $(INSTALLED) ## The same tests on a GPU, with torch for ROCm those of test-hip; an unexpected skip is a failure
+	@driver=$$($(RUN) $(PY) -c "import torch; print('hip' if torch.version.hip else 'cuda')"); \
+	$(RUN) env EBBTIDE_TEST_DRIVER=$$driver EBBTIDE_NO_SKIPS=1 tools/run_pytest.sh $(PY) $(PYTEST_JOBS) \
+	  $$([ $$driver = cuda ] || echo "$(HIP_TESTS)") $(PYTEST_ARGS)
 
 tools-test: $(INSTALLED) ## By hand: the benchmark, the mutation tests, the version matrix and the walk find what they should
 	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) tests/tooling $(PYTEST_ARGS)
