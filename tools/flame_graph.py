@@ -3,7 +3,7 @@
 
     perf record -k CLOCK_MONOTONIC -e cpu-clock -F 997 -g -o perf.data -- python3 tools/flame_graph.py pauses >times
     perf script -i perf.data -F comm,tid,time,ip,sym --ns >samples
-    python3 tools/flame_graph.py draw times samples --title "..." --out flame.svg
+    python3 tools/flame_graph.py draw times samples --title "..." --out FILE
 
 Build with CXXFLAGS=-fno-omit-frame-pointer and without stripping, or the stacks are short and nameless. It prints the
 functions with the largest shares of their own as well.
