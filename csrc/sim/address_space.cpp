@@ -6,6 +6,8 @@
 #include <bit>
 #include <iterator>
 
+#include "sim/quirks.h"
+
 namespace ebbtide::sim {
 namespace {
 
@@ -135,6 +137,8 @@ CUresult AddressSpace::unmap(uint64_t address, uint64_t size) {
   if (mmap(pointer(address), size, PROT_NONE, kNothing | MAP_FIXED, -1, 0) == MAP_FAILED) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  for (auto mapping = found->first; has(Quirk::kHeld) && mapping != found->second; ++mapping)
+    std::prev(reservations_.upper_bound(mapping->first))->second.held.push_back(mapping->second.block);
   mappings_.erase(found->first, found->second);
   return CUDA_SUCCESS;
 }

@@ -40,6 +40,7 @@ struct LinearMemory {
 struct Reservation {
   uint64_t size;
   std::optional<LinearMemory> linear;
+  std::vector<Block> held{};  // was mapped here, and stays in use until the reservation goes (Quirk::kHeld)
 };
 
 // The part of a block that is behind a range of addresses.

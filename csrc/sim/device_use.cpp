@@ -11,10 +11,12 @@
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "sim/quirks.h"
 
 namespace ebbtide::sim {
 namespace {
 
+constexpr std::chrono::milliseconds kLateness{40};
 constexpr uint64_t kDefaultCapacity = 1ull << 30;
 constexpr int kSlots = 64;       // bits of a row's holders
 constexpr size_t kRows = 32768;  // 64 GiB in handles of one granule
@@ -111,6 +113,10 @@ class DeviceUse::Turn {
 DeviceUse::~DeviceUse() { close_table(); }
 
 void DeviceUse::reset() noexcept {
+  {
+    const Turn turn(*this);
+    end_late(true);
+  }
   close_table();
   const uint64_t capacity = read_number(Setting::kSimCapacity).value_or(kDefaultCapacity);
   for (int device = 0; device < kMaxDevices; ++device) {
@@ -218,11 +224,19 @@ uint64_t DeviceUse::counted(int device) noexcept {
 
 uint64_t DeviceUse::total(int device) {
   const Turn turn(*this);
+  end_late(false);
   return counted(device);
+}
+
+uint64_t DeviceUse::own(int device) noexcept {
+  const Turn turn(*this);
+  end_late(false);
+  return own_[device];
 }
 
 bool DeviceUse::take(int device, uint64_t bytes, uint64_t foreign, uint64_t key) {
   const Turn turn(*this);
+  end_late(false);
   const uint64_t used = counted(device) + foreign;  // forgets the dead
   Table::Row* row = table_ != nullptr && key != 0 ? table_->find(key) : nullptr;
   const bool is_counted = row != nullptr;
@@ -245,6 +259,20 @@ bool DeviceUse::take(int device, uint64_t bytes, uint64_t foreign, uint64_t key)
 
 void DeviceUse::give_back(int device, uint64_t bytes, uint64_t key) noexcept {
   const Turn turn(*this);
+  if (!has(Quirk::kLate)) return give_back_now(device, bytes, key);
+  late_.push_back({std::chrono::steady_clock::now() + kLateness, device, bytes, key});
+}
+
+void DeviceUse::end_late(bool all) noexcept {
+  const auto now = std::chrono::steady_clock::now();
+  std::erase_if(late_, [&](const Late& late) {
+    if (!all && late.end > now) return false;
+    give_back_now(late.device, late.bytes, late.key);
+    return true;
+  });
+}
+
+void DeviceUse::give_back_now(int device, uint64_t bytes, uint64_t key) noexcept {
   own_[device] -= bytes;
   if (table_ == nullptr) return;
   Table::Row* const row = key != 0 ? table_->find(key) : nullptr;

@@ -14,8 +14,9 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
+#include <chrono>
 #include <string>
+#include <vector>
 
 namespace ebbtide::sim {
 
@@ -41,7 +42,7 @@ class DeviceUse {
   uint64_t capacity(int device) const noexcept;
   void set_capacity(int device, uint64_t bytes) noexcept;
   // Of this process, and of all.
-  uint64_t own(int device) const noexcept { return own_[device]; }
+  uint64_t own(int device) noexcept;
   uint64_t total(int device);
 
   // False if the memory is more than the device has left beside `foreign`. key: 0 for memory that only this process can
@@ -58,11 +59,20 @@ class DeviceUse {
   void forget_slot(int slot) noexcept;
   void forget_dead() noexcept;
   uint64_t counted(int device) noexcept;
+  void give_back_now(int device, uint64_t bytes, uint64_t key) noexcept;
+  void end_late(bool all) noexcept;
   void close_table() noexcept;
 
   std::mutex mutex_;  // threads of this process, which the file's locks do not keep apart
   std::array<std::atomic<uint64_t>, kMaxDevices> own_{};
   std::array<std::atomic<uint64_t>, kMaxDevices> capacity_{};
+  // Was given back, and is in use until then (Quirk::kLate).
+  struct Late {
+    std::chrono::steady_clock::time_point end;
+    int device;
+    uint64_t bytes, key;
+  };
+  std::vector<Late> late_;
   Table* table_ = nullptr;
   int file_ = -1;
   int slot_ = -1;

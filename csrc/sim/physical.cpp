@@ -13,6 +13,7 @@
 
 #include "base/settings.h"
 #include "sim/entry.h"
+#include "sim/quirks.h"
 #include "sim/simulator.h"
 
 namespace ebbtide::sim {
@@ -21,6 +22,8 @@ namespace {
 // Far more than any test creates in one process.
 constexpr off_t kBackingBytes = 1ll << 50;
 constexpr uint64_t kMostKeptBytes = 64 << 20;
+constexpr uint64_t kLargestHandleBytes = 256 << 20;  // with the quirk
+constexpr unsigned char kStaleByte = 0xb5;
 
 int device_count_from_environment() { return static_cast<int>(read_number(Setting::kSimDevices).value_or(1)); }
 
@@ -52,14 +55,17 @@ bool has_pages(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
 }
 
 // Through a mapping, to which no limit on the size of files applies.
-bool clear(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
-  if (!has_pages(fd, offset, size_bytes)) return true;
+bool set_bytes(int fd, uint64_t offset, uint64_t size_bytes, unsigned char value) noexcept {
   void* const mapping =
       mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
   if (mapping == MAP_FAILED) return false;
-  std::memset(mapping, 0, size_bytes);
+  std::memset(mapping, value, size_bytes);
   munmap(mapping, size_bytes);
   return true;
+}
+
+bool clear(int fd, uint64_t offset, uint64_t size_bytes) noexcept {
+  return !has_pages(fd, offset, size_bytes) || set_bytes(fd, offset, size_bytes, 0);
 }
 
 }  // namespace
@@ -112,7 +118,9 @@ PhysicalBlock::PhysicalBlock(std::shared_ptr<Backing> file, uint64_t size_bytes,
       size(size_bytes),
       location(where),
       id(handle),
-      use_(use) {}
+      use_(use) {
+  if (is_on_device() && has(Quirk::kStale)) set_bytes(backing->fd, offset, size, kStaleByte);
+}
 
 PhysicalBlock::PhysicalBlock(std::shared_ptr<PhysicalBlock> block, uint64_t handle)
     : first(std::move(block)),
@@ -132,6 +140,7 @@ PhysicalBlock::~PhysicalBlock() {
 PhysicalMemory::PhysicalMemory() { reset(); }
 
 void PhysicalMemory::reset() {
+  read_quirks();
   handles_.clear();
   exportable_.clear();
   use_.reset();
@@ -169,13 +178,14 @@ uint64_t PhysicalMemory::free_bytes(int device) {
   return used >= capacity(device) ? 0 : capacity(device) - used;
 }
 
-uint64_t PhysicalMemory::device_bytes() const {
+uint64_t PhysicalMemory::device_bytes() {
   uint64_t total = 0;
   for (int device = 0; device < kMaxDevices; ++device) total += use_.own(device);
   return total;
 }
 
 CUresult PhysicalMemory::check_location(const CUmemLocation& location) const {
+  if (location.type != CU_MEM_LOCATION_TYPE_DEVICE && has(Quirk::kHost)) return CUDA_ERROR_INVALID_VALUE;
   switch (location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
       return location.id >= 0 && location.id < device_count_ ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
@@ -212,6 +222,7 @@ CUresult PhysicalMemory::create(uint64_t& handle, uint64_t size, const CUmemAllo
   if (prop == nullptr || flags != 0 || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult wrong = check_location(prop->location); wrong != CUDA_SUCCESS) return wrong;
   if (size == 0 || size % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (has(Quirk::kHandles) && size > kLargestHandleBytes) return CUDA_ERROR_INVALID_VALUE;
   Block block;
   CUresult failed = CUDA_SUCCESS;
   switch (prop->requestedHandleTypes) {

@@ -110,7 +110,7 @@ class PhysicalMemory {
   uint64_t capacity(int device) const { return use_.capacity(device); }
   uint64_t free_bytes(int device);
   // Of all devices, that this process holds.
-  uint64_t device_bytes() const;
+  uint64_t device_bytes();
   uint64_t handle_count() const { return handles_.size(); }
   // Releases every handle and reads the environment again.
   void reset();

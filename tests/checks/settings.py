@@ -43,6 +43,7 @@ BAD_VARIABLES = {
     "EBBTIDE_SIM_DEVICES": ("many", " must be a whole number from 0 to 64, not 'many'"),
     "EBBTIDE_SIM_CAPACITY": ("lots", f" {SIZE} 'lots'"),
     "EBBTIDE_SIM_HIP": ("yes", " must be 0 or 1, not 'yes'"),
+    "EBBTIDE_SIM_QUIRKS": ("odd", " must be one of none, held, stale, late, handles, host, all, not 'odd'"),
     "EBBTIDE_SIM_SHARED": ("a/b", ": '*' and '/' are reserved in tags: 'a/b'"),
 }
 # Any text is a path. What is there is another matter.
