@@ -7,9 +7,10 @@
 
 namespace ebbtide::policy {
 
-std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, uint64_t chunk_bytes) {
+std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, uint64_t chunk_bytes,
+                                      uint64_t most_bytes) {
   chunk_bytes = round_up(chunk_bytes, granularity_bytes);
-  while (size_bytes / chunk_bytes >= kMaxChunks) chunk_bytes *= 2;
+  while (size_bytes / chunk_bytes >= kMaxChunks && chunk_bytes <= most_bytes / 2) chunk_bytes *= 2;
   std::vector<uint64_t> chunks;
   chunks.reserve(size_bytes / chunk_bytes + 1);
   for (uint64_t left = size_bytes; left > 0;) {

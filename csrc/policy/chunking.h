@@ -17,8 +17,9 @@ namespace ebbtide::policy {
 // csrc/DESIGN.md, F10). A large handle can't be freed while any of its bytes are still being copied. So allocations
 // that are copied have chunks of 128 MiB, and those that are only dropped have chunks of 1 GiB. Those that other
 // processes may have, where each handle is a descriptor that is made and sent, have chunks of 2 GiB. None has more than
-// kMaxChunks.
-std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, uint64_t chunk_bytes);
+// kMaxChunks, unless the driver permits no handles of more than most_bytes.
+std::vector<uint64_t> cut_into_chunks(uint64_t size_bytes, uint64_t granularity_bytes, uint64_t chunk_bytes,
+                                      uint64_t most_bytes = UINT64_MAX);
 
 inline constexpr uint64_t kCopiedChunkBytes = 128 * kMiB;
 inline constexpr uint64_t kDroppedChunkBytes = kGiB;

@@ -10,6 +10,8 @@
 
 #include "base/log.h"
 #include "vmm/address_arena.h"
+#include "vmm/held_addresses.h"
+#include "vmm/late_memory.h"
 
 namespace ebbtide {
 namespace {
@@ -35,11 +37,21 @@ CUresult unregister(const Driver& table, const Undo& undo) {
   return CUDA_SUCCESS;
 }
 
-CUresult perform(const Undo& undo) {
+// Changes it to what is left where it is done in part.
+CUresult perform(Undo& undo) {
   const Driver& table = *driver_if_loaded();
   switch (undo.kind) {
-    case Kind::kUnmap: return table.cuMemUnmap(undo.object, undo.size_bytes);
-    case Kind::kRelease: return table.cuMemRelease(undo.object);
+    case Kind::kUnmap: {
+      const CUresult result = table.cuMemUnmap(undo.object, undo.size_bytes);
+      if (!undo.is_lent || !is_undone(result)) return result;
+      undo.kind = Kind::kTakeBack;
+      [[fallthrough]];
+    }
+    case Kind::kTakeBack: return held_addresses::take_back(undo.object, undo.size_bytes);
+    case Kind::kLetGo: held_addresses::let_go(undo.object, undo.size_bytes); break;
+    case Kind::kRelease:
+      late_memory::note(undo.device, undo.size_bytes);
+      return table.cuMemRelease(undo.object);
     case Kind::kAddressFree: return table.cuMemAddressFree(undo.object, undo.size_bytes);
     case Kind::kHostFree: return table.cuMemFreeHost(reinterpret_cast<void*>(undo.object));
     case Kind::kHostUnregister: return unregister(table, undo);
@@ -48,9 +60,11 @@ CUresult perform(const Undo& undo) {
   return CUDA_SUCCESS;
 }
 
+bool is_of_mapping(const Undo& undo) { return undo.kind == Kind::kUnmap || undo.kind == Kind::kTakeBack; }
+
 bool is_mapped(CUdeviceptr address, size_t size_bytes) {
   return std::any_of(state().undos.begin(), state().undos.end(), [&](const Undo& undo) {
-    return undo.kind == Kind::kUnmap && undo.object < address + size_bytes && address < undo.object + undo.size_bytes;
+    return is_of_mapping(undo) && undo.object < address + size_bytes && address < undo.object + undo.size_bytes;
   });
 }
 
@@ -59,11 +73,12 @@ bool is_host_memory(const Undo& undo) { return undo.kind == Kind::kHostFree || u
 }  // namespace
 
 void Undo::undo() const noexcept {
-  const CUresult result = perform(*this);
+  Undo left = *this;
+  const CUresult result = perform(left);
   if (is_undone(result)) return;
   log_line(LogLevel::kInfo,
            {"a driver object could not be given back (", result_name(result), "): it will be tried again"});
-  deferred_undos::keep(*this);
+  deferred_undos::keep(left);
 }
 
 namespace deferred_undos {
@@ -104,7 +119,7 @@ void retry(bool may_free_host_memory) noexcept {
   const std::lock_guard lock(state().mutex);
   std::vector<Undo>& undos = state().undos;
   // In place and in order: needs no memory.
-  std::erase_if(undos, [&](const Undo& undo) {
+  std::erase_if(undos, [&](Undo& undo) {
     if (is_host_memory(undo) && !may_free_host_memory) return false;
     return is_undone(perform(undo));
   });
@@ -124,8 +139,8 @@ uint64_t held_bytes(int device) noexcept {
   const std::vector<Undo>& undos = state().undos;
   // One handle may wait for both its unmap and its release: the unmap comes first, and counts.
   const auto is_counted = [&](const Undo& undo) {
-    return undo.kind == Kind::kUnmap || std::none_of(undos.begin(), undos.end(), [&](const Undo& other) {
-             return other.kind == Kind::kUnmap && other.handle == undo.handle;
+    return is_of_mapping(undo) || std::none_of(undos.begin(), undos.end(), [&](const Undo& other) {
+             return is_of_mapping(other) && other.handle == undo.handle;
            });
   };
   uint64_t total = 0;

@@ -11,7 +11,7 @@ struct ArenaRange;
 
 // The call that gives a driver object back.
 struct Undo {
-  enum class Kind { kNone, kUnmap, kRelease, kAddressFree, kHostFree, kHostUnregister };
+  enum class Kind { kNone, kUnmap, kTakeBack, kRelease, kAddressFree, kLetGo, kHostFree, kHostUnregister };
 
   Kind kind = Kind::kNone;
   uint64_t object = 0;  // address or handle
@@ -22,9 +22,10 @@ struct Undo {
   CUmemGenericAllocationHandle handle = 0;
   // For kHostUnregister: our own mapping of size_bytes, which goes once the memory in it is no longer pinned.
   void* mapping = nullptr;
+  bool is_lent = false;  // for kUnmap: kTakeBack follows (held_addresses.h)
 
   explicit operator bool() const { return kind != Kind::kNone; }
-  // Does it now, or keeps it (below) if the driver refuses.
+  // Does it now, or keeps what is left of it (below) if the driver refuses.
   void undo() const noexcept;
 };
 

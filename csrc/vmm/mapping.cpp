@@ -3,6 +3,9 @@
 #include <array>
 #include <cstdio>
 #include <string>
+#include <utility>
+
+#include "vmm/held_addresses.h"
 
 namespace ebbtide {
 namespace {
@@ -17,8 +20,16 @@ std::string describe(CUdeviceptr address, size_t size_bytes) {
 
 Mapping Mapping::map(CUdeviceptr address, const PhysicalMemory& memory, int device, const DeviceSet& peers) {
   const size_t size_bytes = memory.size_bytes();
-  check(driver().cuMemMap(address, size_bytes, 0, memory.handle(), 0), "cuMemMap", describe(address, size_bytes));
-  Mapping mapping({Undo::Kind::kUnmap, address, size_bytes, memory.device(), memory.handle()});
+  Undo undo{Undo::Kind::kUnmap, address, size_bytes, memory.device(), memory.handle()};
+  undo.is_lent = held_addresses::are_used();
+  if (undo.is_lent) held_addresses::lend(address, size_bytes);
+  if (const CUresult result = driver().cuMemMap(address, size_bytes, 0, memory.handle(), 0); result != CUDA_SUCCESS) {
+    undo.kind = Undo::Kind::kTakeBack;
+    undo.handle = 0;
+    if (undo.is_lent) undo.undo();
+    check(result, "cuMemMap", describe(address, size_bytes));
+  }
+  Mapping mapping(undo);
   const DeviceSet own = only(device);
   if (peers.any() && mapping.set_access(own | peers) == CUDA_SUCCESS) return mapping;
   check(mapping.set_access(own), "cuMemSetAccess", describe(address, size_bytes));
@@ -59,7 +70,9 @@ void Mapping::unmap() {
   if (!is_mapped()) return;
   const size_t size_bytes = object_.size_bytes;
   check(driver().cuMemUnmap(address(), size_bytes), "cuMemUnmap", describe(address(), size_bytes));
-  object_ = {};
+  Undo rest = std::exchange(object_, {});
+  rest.kind = Undo::Kind::kTakeBack;
+  if (rest.is_lent) rest.undo();
   granted_.reset();
 }
 

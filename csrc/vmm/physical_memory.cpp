@@ -3,11 +3,16 @@
 #include <atomic>
 #include <string>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "driver/context.h"
+#include "vmm/late_memory.h"
 
 namespace ebbtide {
 namespace {
+
+// What others use for handles on AMD's devices.
+constexpr uint64_t kMostBytesOnHip = 256 * kMiB;
 
 CUmemAllocationProp device_properties(int device) {
   CUmemLocation location{};
@@ -58,6 +63,9 @@ PhysicalMemory PhysicalMemory::create(size_t size_bytes, const CUmemAllocationPr
   return PhysicalMemory({Undo::Kind::kRelease, handle, size_bytes, device, handle});
 }
 
+uint64_t PhysicalMemory::most_bytes() noexcept { return speaks_hip() ? kMostBytesOnHip : UINT64_MAX; }
+bool PhysicalMemory::is_made_clear() noexcept { return !speaks_hip(); }
+
 PhysicalMemory PhysicalMemory::create_on_device(size_t size_bytes, int device, bool is_exportable) {
   CUmemAllocationProp properties = device_properties(device);
   if (is_exportable) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -100,6 +108,7 @@ PhysicalMemory PhysicalMemory::create_on_host(size_t size_bytes, const HostLocat
 void PhysicalMemory::release() {
   if (!has_handle()) return;
   check(driver().cuMemRelease(handle()), "cuMemRelease", "size=" + std::to_string(size_bytes()));
+  late_memory::note(device(), size_bytes());
   object_ = {};
   taken_over_ = {};
 }

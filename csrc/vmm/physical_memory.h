@@ -24,10 +24,14 @@ struct HandleKind {
 // Owns one driver handle: physical memory without an address. It may be released while it is mapped; the mapping then
 // keeps the memory.
 //
-// Relied on: the memory of a new handle reads as zeros, on the device and on the host (csrc/DESIGN.md, F5).
+// Relied on: the memory of a new handle reads as zeros, on the device and on the host (csrc/DESIGN.md, F5). Not on HIP
+// (F49): is_made_clear() says so.
 class PhysicalMemory : public Owner<Undo> {
  public:
   PhysicalMemory() = default;
+  // At most so many bytes behind one handle (csrc/DESIGN.md, F50).
+  static uint64_t most_bytes() noexcept;
+  static bool is_made_clear() noexcept;
   // On the device. size_bytes is a multiple of granularity(device). exportable: export_file() may be called. Throws
   // DriverError, with the code CUDA_ERROR_OUT_OF_MEMORY if there is too little.
   static PhysicalMemory create_on_device(size_t size_bytes, int device, bool is_exportable = false);

@@ -4,7 +4,8 @@
 
 namespace ebbtide {
 
-// Owns a range of virtual addresses, without memory. All mappings in it must be undone before it is destroyed.
+// Owns a range of virtual addresses, without memory: the driver's, or, on HIP, one that the process holds itself. All
+// mappings in it must be undone before it is destroyed.
 class Reservation : public Owner<Undo> {
  public:
   Reservation() = default;

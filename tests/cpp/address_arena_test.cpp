@@ -138,6 +138,7 @@ TEST_F(AddressArenaTest, AddressesOutliveTheirArena) {
 }
 
 TEST_F(AddressArenaTest, WhereThereIsNoRoomForALargeReservationTheExactSizeIsReserved) {
+  if (is_hip()) GTEST_SKIP() << "the driver reserves no ranges for arenas there";
   sim().clear_log();
   sim().fail("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
   const Addresses exact = arena_.take(2 * kChunk);
@@ -148,6 +149,7 @@ TEST_F(AddressArenaTest, WhereThereIsNoRoomForALargeReservationTheExactSizeIsRes
 }
 
 TEST_F(AddressArenaTest, Invariant3_WithoutAddressesNothingIsTakenAndNothingLeaks) {
+  if (is_hip()) GTEST_SKIP() << "the driver reserves no ranges for arenas there";
   sim().fail("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);
   EXPECT_THROW(arena_.take(kChunk), DriverError);
   EXPECT_THROW(arena_.take(kLarge + kChunk), DriverError);
@@ -166,6 +168,7 @@ TEST_F(AddressArenaTest, Invariant3_WithoutAddressesNothingIsTakenAndNothingLeak
 }
 
 TEST_F(AddressArenaTest, Invariant3_AllocationsDoWithSmallReservationsAndFailWithoutAny) {
+  if (is_hip()) GTEST_SKIP() << "the driver reserves no ranges for arenas there";
   sim().fail("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY, 1);
   const CUdeviceptr address = alloc("w", 2 * kChunk);
   sim().fail("cuMemAddressReserve", 1, CUDA_ERROR_OUT_OF_MEMORY, 0);

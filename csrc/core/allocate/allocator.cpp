@@ -65,7 +65,7 @@ AllocationResult try_and_record(Core& core, const AllocationRequest& request, bo
   const auto attempt = [&] { return try_once(core, request, may_spill); };
   try {
     try {
-      const AllocationResult result = retry_when_short(last_resort, attempt);
+      const AllocationResult result = retry_when_short(last_resort, request.device, request.size_bytes, attempt);
       return result.must_flush() && last_resort.give_back(false) ? attempt() : result;
     } catch (const DriverError& error) {
       rethrow_shortage(error, core.budgets.device, request.device, request.size_bytes,

@@ -1,5 +1,7 @@
 #include "core/allocate/build.h"
 
+#include <algorithm>
+
 #include "driver/context.h"
 #include "policy/chunking.h"
 
@@ -7,16 +9,18 @@ namespace ebbtide {
 namespace {
 
 uint64_t chunk_bytes_of(const Policy& policy) {
-  if (policy.is_exportable) return policy::kExportableChunkBytes;
-  return policy.backup == BackupKind::kNone ? policy::kDroppedChunkBytes : policy::kCopiedChunkBytes;
+  const uint64_t bytes = policy.is_exportable                  ? policy::kExportableChunkBytes
+                         : policy.backup == BackupKind::kNone ? policy::kDroppedChunkBytes
+                                                               : policy::kCopiedChunkBytes;
+  return std::min(bytes, PhysicalMemory::most_bytes());
 }
 
 void add_device_chunks(Core& core, Allocation& allocation, DeviceCharge charge, const DeviceSet& peers) {
   if (charge.size_bytes() == 0) return;
   const int device = allocation.device;
   const Policy& policy = allocation.policy;
-  for (const uint64_t chunk_bytes :
-       policy::cut_into_chunks(charge.size_bytes(), granularity(device), chunk_bytes_of(policy))) {
+  for (const uint64_t chunk_bytes : policy::cut_into_chunks(charge.size_bytes(), granularity(device),
+                                                            chunk_bytes_of(policy), PhysicalMemory::most_bytes())) {
     Chunk& chunk = allocation.add_chunk(chunk_bytes);
     Backing& backing = *chunk.backing;
     backing.charge = charge.split(chunk_bytes);

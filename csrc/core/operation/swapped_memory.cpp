@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "driver/driver.h"
+#include "vmm/late_memory.h"
 
 namespace ebbtide {
 
@@ -104,7 +105,8 @@ SwappedMemory::Handle SwappedMemory::take(const HandleKind& kind, std::chrono::s
   PhysicalMemory placeholder = std::move(placeholder_);
   lock.unlock();
   placeholder.release();
-  handle.memory = PhysicalMemory::create_on_device(size_bytes, device_, kind.is_exportable);
+  handle.memory = late_memory::retry(
+      device_, size_bytes, [&] { return PhysicalMemory::create_on_device(size_bytes, device_, kind.is_exportable); });
   return handle;
 }
 

@@ -23,7 +23,7 @@ class SwappedMemory {
   struct Handle {
     DeviceCharge charge;
     PhysicalMemory memory;
-    bool is_fresh = true;  // reads as zeros; else it holds bytes of its last owner
+    bool is_fresh = PhysicalMemory::is_made_clear();  // reads as zeros; else it may hold bytes of its last owner
   };
 
   // leaving_bytes: held by the giving side now, which will offer it. limit_bytes: at least the larger of both sides.

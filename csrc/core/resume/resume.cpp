@@ -142,7 +142,11 @@ void Resume::put_in_order(DeviceWork& work) {
 
 void Resume::borrow_engine(int device, DeviceWork& work) {
   // Memory that changes hands may have to be cleared.
-  if (work.copied_bytes == 0 && work.fill_count == 0 && !work.has_poison && !takes_over_memory()) return;
+  if (work.copied_bytes == 0 && work.fill_count == 0 && !work.has_poison && !takes_over_memory()) {
+    const ContextScope scope(device);
+    if (!PhysicalMemory::is_made_clear()) work.clearing.emplace(Stream::create());
+    return;
+  }
   policy::CopyNeed need = copy_need(work.staged_bytes, 0);
   need.is_to_device = true;
   need.has_files = work.has_files;
@@ -175,11 +179,15 @@ void Resume::run_device(int device) {
   end_fills(work);
 }
 
+const Stream& Resume::side_stream(DeviceWork& work) {
+  return work.engine ? work.engine->engine().side_stream() : *work.clearing;
+}
+
 void Resume::set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes,
                        unsigned char value) {
   work.is_filling = returning.has_fills = true;
   check(driver().cuMemsetD8Async(returning.address() + offset, value, size_bytes,
-                                 work.engine->engine().side_stream().get()),
+                                 side_stream(work).get()),
         "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
 }
 
@@ -206,9 +214,16 @@ void Resume::fill(DeviceWork& work, ReturningChunk& returning) {
 
 void Resume::abandon_fills(DeviceWork& work) noexcept {
   if (!work.is_filling) return;
-  CopyEngine& engine = work.engine->engine();
-  engine.settle(engine.side_stream());
   work.is_filling = false;
+  if (work.engine) {
+    work.engine->engine().settle(side_stream(work));
+    return;
+  }
+  try {
+    work.clearing->synchronize();
+  } catch (const DriverError&) {
+    work.is_in_doubt = true;
+  }
 }
 
 void Resume::arrive(DeviceWork& work, const ReturningChunk& returning) {
@@ -219,12 +234,12 @@ void Resume::arrive(DeviceWork& work, const ReturningChunk& returning) {
   if (!has_fills || !work.is_filling) return note_arrivals(work, group);
   // Not waited for here: the next group is mapped meanwhile.
   work.filled.push_back(returning.group);
-  if (work.engine->engine().side_stream().is_idle()) note_filled(work);
+  if (side_stream(work).is_idle()) note_filled(work);
 }
 
 void Resume::end_fills(DeviceWork& work) {
   if (!work.is_filling) return;
-  work.engine->engine().side_stream().synchronize();
+  side_stream(work).synchronize();
   note_filled(work);
 }
 

@@ -12,7 +12,7 @@ bool Resume::can_deliver() const {
   return std::all_of(work_.begin(), work_.end(), [](const auto& entry) {
     const auto& [device, work] = entry;
     const ContextScope scope(device);
-    return work.engine == nullptr || Delivery::is_possible(device);
+    return !work.clearing && (work.engine == nullptr || Delivery::is_possible(device));
   });
 }
 
@@ -50,7 +50,7 @@ void Resume::plan_delivery(DeviceWork& work, ReturningChunk& returning) {
                       returning.chunk->offset + range.offset, range.size_bytes);
   }
   visit_values(returning, [&](size_t offset, size_t size_bytes, const kernels::Value& value) {
-    if (value == kernels::Value{}) return;  // its memory is fresh, and reads as zeros
+    if (value == kernels::Value{} && work.groups[returning.group].is_fresh) return;
     for (size_t done = 0; done < size_bytes; done += kernels::kBlockBytes)
       delivery.add_value(returning.address() + offset + done, value, kernels::kBlockBytes);
   });

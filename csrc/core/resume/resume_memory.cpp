@@ -39,6 +39,7 @@ void Resume::group(DeviceWork& work) {
   if (std::any_of(returning.begin(), returning.end(),
                   [](const ReturningChunk& each) { return each.allocation().tag->was_swapped.load(); }))
     most_bytes = std::min(most_bytes, policy::kSharedInSwapBytes);
+  most_bytes = std::min(most_bytes, PhysicalMemory::most_bytes());
   auto members = policy::group_neighbours(
       handles, most_bytes, [&](size_t one, size_t other) { return may_share(returning[one], returning[other]); });
   const auto first_of = [](const std::vector<size_t>& each) { return *std::min_element(each.begin(), each.end()); };
@@ -51,6 +52,7 @@ void Resume::group(DeviceWork& work) {
     group.address = first.address();
     group.is_on_host = first.is_on_host;
     group.is_detached = first.chunk->is_detached.load();
+    group.is_fresh = group.is_fresh || group.is_detached;
     group.is_exportable = first.allocation().policy.is_exportable;
     group.backing = group.is_detached ? first.chunk->backing : std::make_shared<Backing>();
     group.missing = each.size();
@@ -118,7 +120,7 @@ void Resume::create_host_memory(int device, DeviceWork& work) {
 void Resume::create_memory(int device, DeviceWork& work) {
   LastResort last_resort(core(), true);
   try {
-    retry_when_short(last_resort, [&] {
+    retry_when_short(last_resort, device, work.bytes, [&] {
       try {
         try_create_memory(device, work);
       } catch (const Error&) {

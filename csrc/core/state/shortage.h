@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "core/state/core.h"
+#include "vmm/late_memory.h"
 
 // The core's ways out of a shortage of memory: it gives back its caches, and asks once more.
 namespace ebbtide {
@@ -47,6 +48,12 @@ auto retry_when_short(LastResort& last_resort, const Attempt& attempt) {
     if (!is_shortage(error) || !last_resort.give_back(true)) throw;
   }
   return attempt();
+}
+
+// The same for so many bytes of a device: once more, too, where what this process gave back comes late.
+template <typename Attempt>
+auto retry_when_short(LastResort& last_resort, int device, uint64_t size_bytes, const Attempt& attempt) {
+  return late_memory::retry(device, size_bytes, [&] { return retry_when_short(last_resort, attempt); });
 }
 
 // Free bytes on the device, by the driver; 0 where it does not say.
