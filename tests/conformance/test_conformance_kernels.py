@@ -1,12 +1,14 @@
-"""Modules and launches: ebbtide's own kernels, loaded from the PTX that it ships."""
+"""Modules and launches: ebbtide's own kernels, loaded from what it ships: PTX, and by HIP's names code objects."""
 
 import ctypes
+import importlib
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import hip_calls
 import pytest
 from driver_calls import (
     CAPTURE_GLOBAL,
@@ -23,7 +25,8 @@ from driver_calls import (
 )
 
 Fresh = Callable[[Callable[[Driver], object]], str]
-PTX = Path(__file__).resolve().parents[2] / "csrc/kernels/blocks.ptx"
+ROOT = Path(__file__).resolve().parents[2]
+PTX = ROOT / "csrc/kernels/blocks.ptx"
 BLOCK = 2 << 20  # bytes that a kernel takes at a time
 THREADS = 512
 SEED = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
@@ -50,6 +53,11 @@ class Fill(ctypes.Structure):
 
 
 def image(text: str | None = None) -> ctypes.Array[ctypes.c_char]:
+    """PTX; without it, what the driver takes of the kernels."""
+    if text is None and hip_calls.SPEAKS_HIP:
+        sys.path.append(str(ROOT / "tools"))
+        tool = importlib.import_module("make_code_objects")
+        return ctypes.create_string_buffer(tool.read_directives((ROOT / "csrc/kernels/code_objects.s").read_text()))
     return ctypes.create_string_buffer((PTX.read_text() if text is None else text).encode())
 
 
