@@ -92,9 +92,21 @@ struct Adapted<&cuStreamWaitValue32> {
   }
 };
 
+// Before 7.1 the descriptor is passed by its address (csrc/DESIGN.md, F53).
+template <>
+struct Adapted<&cuMemImportFromShareableHandle> {
+  static inline CUresult (*hip)(CUmemGenericAllocationHandle* handle, void* file, CUmemAllocationHandleType) = nullptr;
+  static inline bool takes_address = false;
+  static CUresult call(CUmemGenericAllocationHandle* handle, void* value, CUmemAllocationHandleType type) {
+    int file = static_cast<int>(reinterpret_cast<intptr_t>(value));
+    return hip(handle, takes_address ? static_cast<void*>(&file) : value, type);
+  }
+};
+
 // --- the table ------------------------------------------------------------------------------------------------------
 
-constexpr int kOldestVersion = 60000000;  // 6.0
+constexpr int kOldestVersion = 60000000;         // 6.0
+constexpr int kFirstWithFileByValue = 70100000;  // 7.1
 constexpr const char* kNeeded = "ebbtide needs ROCm 6.0 or newer; install a torch with a newer ROCm";
 
 class Resolver {
@@ -147,6 +159,7 @@ Driver resolve_hip(void* library) {
   if (version < kOldestVersion)
     throw StateError("HIP is older than 6.0, with other structures (its version is " + std::to_string(version) +
                      "): " + kNeeded);
+  Adapted<&cuMemImportFromShareableHandle>::takes_address = version < kFirstWithFileByValue;
   return table;
 }
 

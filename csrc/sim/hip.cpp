@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kVersion = 70125424;  // 7.1, unless a test has set one of HIP's
 constexpr int kLeastVersion = 10000000;
+constexpr int kFirstWithFileByValue = 70100000;  // 7.1
 thread_local int device_of_thread = 0;
 
 CUresult set_device(int device) {
@@ -65,11 +66,13 @@ template <>
 struct Forward<&cuGetErrorString> {
   static CUresult call(CUresult result, const char** text) { return cuGetErrorString(result, text); }
 };
+int version_as_hip(int version) { return version < kLeastVersion ? kVersion : version; }
+
 template <>
 struct Forward<&cuDriverGetVersion> {
   static CUresult call(int* version) {
     const CUresult result = cuDriverGetVersion(version);
-    if (result == CUDA_SUCCESS && *version < kLeastVersion) *version = kVersion;
+    if (result == CUDA_SUCCESS) *version = version_as_hip(*version);
     return result;
   }
 };
@@ -120,6 +123,15 @@ EBBTIDE_SIM_EXPORT CUresult hipSetDevice(int device) {
 EBBTIDE_SIM_EXPORT CUresult hipDevicePrimaryCtxRetain(void** context, int device) {
   const CUresult failed = be_ready();
   return failed != CUDA_SUCCESS ? failed : cuDevicePrimaryCtxRetain(reinterpret_cast<CUcontext*>(context), device);
+}
+
+EBBTIDE_SIM_EXPORT CUresult hipMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* file,
+                                                            CUmemAllocationHandleType type) {
+  const CUresult failed = be_ready();
+  if (failed != CUDA_SUCCESS) return failed;
+  if (version_as_hip(simulator().driver_version) < kFirstWithFileByValue)
+    file = reinterpret_cast<void*>(intptr_t{*static_cast<const int*>(file)});
+  return cuMemImportFromShareableHandle(handle, file, type);
 }
 
 EBBTIDE_SIM_EXPORT CUresult hipDeviceEnablePeerAccess(int peer, unsigned int flags) {
