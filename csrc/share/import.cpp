@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "driver/context.h"
+#include "vmm/deferred_undos.h"
 
 namespace ebbtide {
 namespace {
@@ -72,6 +73,7 @@ void Import::map(const std::vector<ImportedPiece>& pieces) {
     is_alike = pieces[index].size_bytes == sizes_[index];
   if (!is_alike) throw InvalidArgument("imported memory comes back in the pieces that it had");
   const ContextScope scope(device_);
+  deferred_undos::retry(false);  // mappings that were to go before may be in the way
   map_all(pieces);
 }
 

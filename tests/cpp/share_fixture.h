@@ -19,8 +19,9 @@ class ShareTest : public SharedTest {
     check();
     EXPECT_FALSE(failures.empty());
     for (const CallFailure& failure : failures) {
-      if (failure.name == "cuStreamDestroy") continue;  // a stream that the driver does not take back is lost
       SCOPED_TRACE(failure.text());
+      const bool is_for_good = failure.times == 0;
+      may_lose_streams_ = is_for_good || failure.name == "cuStreamDestroy";
       restart();
       begin();
       failure.inject();
@@ -28,6 +29,7 @@ class ShareTest : public SharedTest {
       sim().clear_failures();
       check();
     }
+    may_lose_streams_ = false;
   }
 };
 
