@@ -1,13 +1,17 @@
 #include "core/probe/capabilities.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "driver/context.h"
 #include "driver/device_kernels.h"
 #include "driver/stream.h"
@@ -147,6 +151,57 @@ Capability probe_stream_wait_value() {
   });
 }
 
+uint64_t free_bytes_now() {
+  size_t free_bytes = 0, total_bytes = 0;
+  check(driver().cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");
+  return free_bytes;
+}
+
+// The next two are of AMD's drivers (csrc/DESIGN.md, F48, F49, F51). ebbtide is right with whatever they find.
+
+Capability probe_freed_memory(int device) {
+  return probe("freed_memory", "free 64 MiB of the device, and ask again", [&] {
+    constexpr std::chrono::seconds kPatience{1};
+    const size_t bytes = round_up(64 * kMiB, granularity(device));
+    const uint64_t before = free_bytes_now();
+    CUdeviceptr range = 0;
+    check(driver().cuMemAddressReserve(&range, bytes, 0, 0, 0), "cuMemAddressReserve");
+    const ScopeExit free_range([&]() noexcept { Undo{Undo::Kind::kAddressFree, range, bytes}.undo(); });
+    {
+      const PhysicalMemory memory = PhysicalMemory::create_on_device(bytes, device);
+      check(driver().cuMemMap(range, bytes, 0, memory.handle(), 0), "cuMemMap");
+      Undo{Undo::Kind::kUnmap, range, bytes}.undo();
+    }
+    const auto start = std::chrono::steady_clock::now();
+    while (free_bytes_now() < before) {
+      if (std::chrono::steady_clock::now() - start > kPatience)
+        return std::string("memory is not free while its addresses are reserved, or later than after a second");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const auto passed = std::chrono::steady_clock::now() - start;
+    const auto late = std::chrono::duration_cast<std::chrono::milliseconds>(passed).count();
+    return late < 2 ? "memory is free at once" : "memory is free after " + std::to_string(late) + " ms";
+  });
+}
+
+Capability probe_new_memory(int device) {
+  return probe("new_memory", "free some device memory, and ask again", [&] {
+    const size_t bytes = granularity(device);
+    std::vector<unsigned char> found(bytes);
+    for (const bool is_first : {true, false}) {
+      const MappedMemory mapped(PhysicalMemory::create_on_device(bytes, device), device);
+      const CUdeviceptr address = mapped.range.address();
+      check(driver().cuMemcpyDtoH(found.data(), address, bytes), "cuMemcpyDtoH");
+      if (!is_first) break;
+      const Bench bench;
+      check(driver().cuMemsetD8Async(address, 0xff, bytes, bench.stream()), "cuMemsetD8Async");
+      bench.wait();
+    }
+    const bool is_clear = std::all_of(found.begin(), found.end(), [](unsigned char byte) { return byte == 0; });
+    return is_clear ? "new memory read as zeros" : "new memory shows old bytes: it is cleared where that matters";
+  });
+}
+
 Capability probe_version() {
   int version = 0;
   check(driver().cuDriverGetVersion(&version), "cuDriverGetVersion");
@@ -180,8 +235,13 @@ DeviceFacts describe_device(int device) {
 
 std::vector<Capability> probe_capabilities(int device) {
   const ContextScope scope(device);
-  return {probe_version(),           probe_vmm(device),     probe_rdma(device),
-          probe_host_memory(device), probe_kernels(device), probe_stream_wait_value()};
+  std::vector<Capability> found = {probe_version(),           probe_vmm(device),     probe_rdma(device),
+                                   probe_host_memory(device), probe_kernels(device), probe_stream_wait_value()};
+  if (speaks_hip()) {
+    found.push_back(probe_freed_memory(device));
+    found.push_back(probe_new_memory(device));
+  }
+  return found;
 }
 
 }  // namespace ebbtide
