@@ -49,9 +49,13 @@ CUresult perform(Undo& undo) {
     }
     case Kind::kTakeBack: return held_addresses::take_back(undo.object, undo.size_bytes);
     case Kind::kLetGo: held_addresses::let_go(undo.object, undo.size_bytes); break;
-    case Kind::kRelease:
-      late_memory::note(undo.device, undo.size_bytes);
-      return table.cuMemRelease(undo.object);
+    case Kind::kRelease: {
+      const int device = undo.is_import ? -1 : undo.device;
+      late_memory::before_release(device, undo.size_bytes);
+      const CUresult result = table.cuMemRelease(undo.object);
+      if (!is_undone(result)) late_memory::after_refusal(device, undo.size_bytes);
+      return result;
+    }
     case Kind::kAddressFree: return table.cuMemAddressFree(undo.object, undo.size_bytes);
     case Kind::kHostFree: return table.cuMemFreeHost(reinterpret_cast<void*>(undo.object));
     case Kind::kHostUnregister: return unregister(table, undo);

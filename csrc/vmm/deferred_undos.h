@@ -22,7 +22,8 @@ struct Undo {
   CUmemGenericAllocationHandle handle = 0;
   // For kHostUnregister: our own mapping of size_bytes, which goes once the memory in it is no longer pinned.
   void* mapping = nullptr;
-  bool is_lent = false;  // for kUnmap: kTakeBack follows (held_addresses.h)
+  bool is_lent = false;    // for kUnmap: kTakeBack follows (held_addresses.h)
+  bool is_import = false;  // for kRelease: the memory is another's, and goes with its last owner
 
   explicit operator bool() const { return kind != Kind::kNone; }
   // Does it now, or keeps what is left of it (below) if the driver refuses.

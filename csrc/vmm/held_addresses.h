@@ -15,7 +15,7 @@ namespace ebbtide::held_addresses {
 // Whether ranges are held so, in place of the driver's reservations.
 bool are_used() noexcept;
 
-// size_bytes: a multiple of the granularity. Throws StateError.
+// size_bytes: a multiple of the granularity. Throws DriverError, as a driver without addresses does.
 CUdeviceptr hold(size_t size_bytes);
 size_t count() noexcept;  // of the ranges that are held
 void let_go(CUdeviceptr address, size_t size_bytes) noexcept;

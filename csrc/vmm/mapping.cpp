@@ -22,7 +22,10 @@ Mapping Mapping::map(CUdeviceptr address, const PhysicalMemory& memory, int devi
   const size_t size_bytes = memory.size_bytes();
   Undo undo{Undo::Kind::kUnmap, address, size_bytes, memory.device(), memory.handle()};
   undo.is_lent = held_addresses::are_used();
-  if (undo.is_lent) held_addresses::lend(address, size_bytes);
+  if (undo.is_lent) {
+    deferred_undos::retry(false);  // a range that the driver has still
+    held_addresses::lend(address, size_bytes);
+  }
   if (const CUresult result = driver().cuMemMap(address, size_bytes, 0, memory.handle(), 0); result != CUDA_SUCCESS) {
     undo.kind = Undo::Kind::kTakeBack;
     undo.handle = 0;

@@ -70,6 +70,7 @@ PhysicalMemory PhysicalMemory::create_on_device(size_t size_bytes, int device, b
   CUmemAllocationProp properties = device_properties(device);
   if (is_exportable) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   PhysicalMemory memory = create(size_bytes, properties, device);
+  late_memory::after_create(device, size_bytes);
   memory.is_exportable_ = is_exportable;
   return memory;
 }
@@ -79,7 +80,9 @@ PhysicalMemory PhysicalMemory::import_file(int file, size_t size_bytes, int devi
   void* const given = reinterpret_cast<void*>(static_cast<intptr_t>(file));  // the driver's way to pass a descriptor
   check(driver().cuMemImportFromShareableHandle(&handle, given, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
         "cuMemImportFromShareableHandle", "size=" + std::to_string(size_bytes));
-  return PhysicalMemory({Undo::Kind::kRelease, handle, size_bytes, device, handle});
+  PhysicalMemory memory({Undo::Kind::kRelease, handle, size_bytes, device, handle});
+  memory.object_.is_import = true;
+  return memory;
 }
 
 PhysicalMemory PhysicalMemory::take_over(Descriptor file, size_t size_bytes, int device) {
@@ -107,8 +110,11 @@ PhysicalMemory PhysicalMemory::create_on_host(size_t size_bytes, const HostLocat
 
 void PhysicalMemory::release() {
   if (!has_handle()) return;
-  check(driver().cuMemRelease(handle()), "cuMemRelease", "size=" + std::to_string(size_bytes()));
-  late_memory::note(device(), size_bytes());
+  const int own_device = object_.is_import ? kOnHost : device();
+  late_memory::before_release(own_device, size_bytes());
+  const CUresult result = driver().cuMemRelease(handle());
+  if (result != CUDA_SUCCESS) late_memory::after_refusal(own_device, size_bytes());
+  check(result, "cuMemRelease", "size=" + std::to_string(size_bytes()));
   object_ = {};
   taken_over_ = {};
 }

@@ -72,7 +72,6 @@ REFUSALS = """
             call()
         except ebbtide.StateError as error:
             print(f"{name}: {error}")
-    saver.configure(host_pool=0)
     assert saver.tags()["a"].state == "resident" and float(kept.sum()) == 9
 """
 OVERFLOW = "overflow to the host does not work with HIP: leave overflow, demote and host_pool out, or pause tags"

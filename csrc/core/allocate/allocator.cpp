@@ -37,7 +37,7 @@ void record_out_of_memory(Core& core, const AllocationRequest& request, const ch
 
 // The caller's choices besides: none where overflow is on, or large model support chooses the storages that leave.
 OutOfMemory with_offer(const OutOfMemory& error, const Policy& policy) {
-  if (policy.overflow != Overflow::kNone || error.cause == Cause::kLmsLimit) return error;
+  if (policy.overflow != Overflow::kNone || error.cause == Cause::kLmsLimit || speaks_hip()) return error;
   return {std::string(error.what()) + ", or let what does not fit lie on the host (overflow: split)", error.device,
           error.shortage, error.cause};
 }

@@ -9,9 +9,9 @@ namespace ebbtide {
 namespace {
 
 uint64_t chunk_bytes_of(const Policy& policy) {
-  const uint64_t bytes = policy.is_exportable                  ? policy::kExportableChunkBytes
+  const uint64_t bytes = policy.is_exportable                 ? policy::kExportableChunkBytes
                          : policy.backup == BackupKind::kNone ? policy::kDroppedChunkBytes
-                                                               : policy::kCopiedChunkBytes;
+                                                              : policy::kCopiedChunkBytes;
   return std::min(bytes, PhysicalMemory::most_bytes());
 }
 

@@ -1,6 +1,8 @@
 #include "core/operation/swapped_memory.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "driver/driver.h"
@@ -12,6 +14,7 @@ void SwappedMemory::announce(const HandleKind& kind) { ++wanted_[kind]; }
 
 void SwappedMemory::create_ahead(const std::vector<HandleKind>& handles, uint64_t required_bytes, DeviceCharge charge) {
   uint64_t created_bytes = 0;
+  late_memory::wait_for(device_, required_bytes);
   for (const HandleKind& kind : handles) {
     const uint64_t size_bytes = kind.size_bytes;
     if (held_bytes_ + size_bytes > limit_bytes_ || size_bytes > charge.size_bytes()) break;
@@ -29,8 +32,11 @@ void SwappedMemory::create_ahead(const std::vector<HandleKind>& handles, uint64_
     held_bytes_ += size_bytes;
     created_bytes += size_bytes;
   }
-  if (created_bytes < required_bytes)
-    placeholder_ = PhysicalMemory::create_on_device(required_bytes - created_bytes, device_);
+  while (created_bytes < required_bytes) {
+    const uint64_t size_bytes = std::min(required_bytes - created_bytes, PhysicalMemory::most_bytes());
+    placeholders_.push_back(PhysicalMemory::create_on_device(size_bytes, device_));
+    created_bytes += size_bytes;
+  }
   spare_ = std::move(charge);
 }
 
@@ -102,9 +108,9 @@ SwappedMemory::Handle SwappedMemory::take(const HandleKind& kind, std::chrono::s
   held_bytes_ += size_bytes;
   Handle handle;
   handle.charge = spare_.split(size_bytes);
-  PhysicalMemory placeholder = std::move(placeholder_);
+  std::vector<PhysicalMemory> placeholders = std::exchange(placeholders_, {});
   lock.unlock();
-  placeholder.release();
+  for (PhysicalMemory& each : placeholders) each.release();
   handle.memory = late_memory::retry(
       device_, size_bytes, [&] { return PhysicalMemory::create_on_device(size_bytes, device_, kind.is_exportable); });
   return handle;

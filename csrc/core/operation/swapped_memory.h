@@ -34,7 +34,7 @@ class SwappedMemory {
   void announce(const HandleKind& kind);
   // Before anything is offered. Creates these handles, in order, as far as the limit allows, paid for by
   // charge. required_bytes are created in any case; it throws DriverError if they can't be. Where no whole handle fits
-  // into the rest of them, a placeholder holds it until the first handle is created for a taker. If more can't be had,
+  // into the rest of them, placeholders hold it until the first handle is created for a taker. If more can't be had,
   // the limit is lowered.
   void create_ahead(const std::vector<HandleKind>& handles, uint64_t required_bytes, DeviceCharge charge);
 
@@ -62,7 +62,7 @@ class SwappedMemory {
   std::map<HandleKind, size_t> wanted_;  // handles that are still to be taken and not kept for it
   std::map<HandleKind, std::vector<Handle>> kept_;
   std::map<HandleKind, size_t> promised_;  // those of them that have not come
-  PhysicalMemory placeholder_;
+  std::vector<PhysicalMemory> placeholders_;
   DeviceCharge spare_;  // of memory that was released or is the placeholder's, for memory to be created
   uint64_t held_bytes_;
   uint64_t limit_bytes_;

@@ -144,7 +144,9 @@ void Resume::borrow_engine(int device, DeviceWork& work) {
   // Memory that changes hands may have to be cleared.
   if (work.copied_bytes == 0 && work.fill_count == 0 && !work.has_poison && !takes_over_memory()) {
     const ContextScope scope(device);
-    if (!PhysicalMemory::is_made_clear()) work.clearing.emplace(Stream::create());
+    const bool may_clear =
+        std::any_of(work.groups.begin(), work.groups.end(), [](const Group& each) { return !each.is_fresh; });
+    if (may_clear) work.clearing = std::make_unique<Stream>(Stream::create());
     return;
   }
   policy::CopyNeed need = copy_need(work.staged_bytes, 0);
@@ -186,9 +188,18 @@ const Stream& Resume::side_stream(DeviceWork& work) {
 void Resume::set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes,
                        unsigned char value) {
   work.is_filling = returning.has_fills = true;
-  check(driver().cuMemsetD8Async(returning.address() + offset, value, size_bytes,
-                                 side_stream(work).get()),
+  check(driver().cuMemsetD8Async(returning.address() + offset, value, size_bytes, side_stream(work).get()),
         "cuMemsetD8Async", "size=" + std::to_string(size_bytes));
+}
+
+// What a resume in the background leaves to no kernel.
+void Resume::clear_now(DeviceWork& work) {
+  const ScopeExit end([&]() noexcept { abandon_fills(work); });
+  for (ReturningChunk& returning : work.returning) fill(work, returning);
+  if (work.is_filling) side_stream(work).synchronize();
+  work.is_filling = false;
+  for (Group& group : work.groups) group.is_fresh = true;
+  work.clearing.reset();
 }
 
 // Blocks of one value, and, in memory that was used before, of zeros.

@@ -79,13 +79,13 @@ class Resume : public Move {
   struct Group {
     CUdeviceptr address = 0;
     uint64_t size_bytes = 0;
-    bool is_on_host = false;           // where it goes
-    bool is_detached = false;          // its bytes are in its memory: it is one chunk, that must be mapped and no more
+    bool is_on_host = false;   // where it goes
+    bool is_detached = false;  // its bytes are in its memory: it is one chunk, that must be mapped and no more
     bool is_fresh = PhysicalMemory::is_made_clear();  // its memory reads as zeros, or has its bytes
-    bool is_exportable = false;        // other processes may have its memory; then it is one chunk
-    std::shared_ptr<Backing> backing;  // that of all its chunks
-    std::vector<size_t> members;       // of the work's returning, by address
-    size_t missing = 0;                // members that have not arrived
+    bool is_exportable = false;                       // other processes may have its memory; then it is one chunk
+    std::shared_ptr<Backing> backing;                 // that of all its chunks
+    std::vector<size_t> members;                      // of the work's returning, by address
+    size_t missing = 0;                               // members that have not arrived
 
     bool wants_device_memory() const { return !is_on_host && !is_detached; }
     HandleKind kind() const { return {size_bytes, is_exportable}; }
@@ -101,7 +101,7 @@ class Resume : public Move {
     std::vector<ReturningChunk> returning;  // in the order in which they come
     std::vector<Group> groups;
     std::unique_ptr<EnginePool::Loan> engine;
-    std::optional<Stream> clearing;         // in its place, where new memory is cleared and nothing else is to be done
+    std::unique_ptr<Stream> clearing;     // in its place, where new memory is cleared and nothing else is to be done
     kernels::BlockFill* fills = nullptr;  // in the engine's table
     size_t fills_used = 0;
     bool is_filling = false;                  // something is queued on the engine's side stream
@@ -132,6 +132,7 @@ class Resume : public Move {
   void fill(DeviceWork& work, ReturningChunk& returning);
   static const Stream& side_stream(DeviceWork& work);
   void set_bytes(DeviceWork& work, ReturningChunk& returning, size_t offset, size_t size_bytes, unsigned char value);
+  void clear_now(DeviceWork& work);
   void abandon_fills(DeviceWork& work) noexcept;
   void arrive(DeviceWork& work, const ReturningChunk& returning);
   void end_fills(DeviceWork& work);

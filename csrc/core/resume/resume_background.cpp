@@ -12,7 +12,7 @@ bool Resume::can_deliver() const {
   return std::all_of(work_.begin(), work_.end(), [](const auto& entry) {
     const auto& [device, work] = entry;
     const ContextScope scope(device);
-    return !work.clearing && (work.engine == nullptr || Delivery::is_possible(device));
+    return work.engine == nullptr || Delivery::is_possible(device);
   });
 }
 
@@ -35,6 +35,7 @@ std::unique_ptr<Arrivals> Resume::launch() {
   for (auto& [device, work] : work_) {
     const ContextScope scope(device);
     for (Group& group : work.groups) map(device, work, group);
+    if (work.clearing) clear_now(work);
   }
   // Only now: where something was missing on one device, nothing is queued on any.
   for (auto& [device, work] : work_) launch_delivery(device, work);

@@ -20,7 +20,11 @@ bool give_back_caches(Core& core, bool may_wait = false) noexcept;
 class LastResort {
  public:
   LastResort(Core& core, bool may_give_back)
-      : core_(core), may_give_back_(may_give_back), freeing_steps_(core.registry.ahead_steps.freeing_count()) {}
+      : core_(core),
+        may_wait_(may_give_back),
+        may_give_back_(may_give_back),
+        freeing_steps_(core.registry.ahead_steps.freeing_count()) {}
+  bool may_wait() const noexcept { return may_wait_; }
   // True where another try is worthwhile.
   bool give_back(bool may_wait) noexcept {
     if (!std::exchange(may_give_back_, false)) return false;
@@ -30,6 +34,7 @@ class LastResort {
 
  private:
   Core& core_;
+  const bool may_wait_;
   bool may_give_back_;
   const uint64_t freeing_steps_;
 };
@@ -53,7 +58,8 @@ auto retry_when_short(LastResort& last_resort, const Attempt& attempt) {
 // The same for so many bytes of a device: once more, too, where what this process gave back comes late.
 template <typename Attempt>
 auto retry_when_short(LastResort& last_resort, int device, uint64_t size_bytes, const Attempt& attempt) {
-  return late_memory::retry(device, size_bytes, [&] { return retry_when_short(last_resort, attempt); });
+  const auto attempts = [&] { return retry_when_short(last_resort, attempt); };
+  return last_resort.may_wait() ? late_memory::retry(device, size_bytes, attempts) : attempts();
 }
 
 // Free bytes on the device, by the driver; 0 where it does not say.

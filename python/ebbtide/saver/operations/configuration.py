@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
 from ebbtide import _core, driver_choice, settings
-from ebbtide.errors import Error
+from ebbtide.errors import Error, StateError
 from ebbtide.processes import member
 from ebbtide.saver.pools import backends
 from ebbtide.saver.telling import watch
@@ -203,6 +203,11 @@ def _check_host_pool(texts: dict[str, str | None]) -> None:
     if (asked := int(texts.get("host_pool") or 0)) > ram_bytes:
         raise ValueError(
             f"host_pool is {format_size(asked)}, and this machine has {format_size(ram_bytes)} of RAM: ask for less"
+        )
+    if asked and driver_choice.is_hip():
+        raise StateError(
+            "overflow to the host does not work with HIP: leave overflow, demote and host_pool out, or pause tags to "
+            "make room"
         )
 
 
