@@ -33,7 +33,7 @@ BENCH_ARGS ?=
 include tools/build.mk
 
 .DEFAULT_GOAL := help
-.PHONY: FORCE help demo test test-cpp test-hip test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx code-objects asan tsan mutants wheels clean
+.PHONY: FORCE help demo test test-cpp test-hip test-hip-quirks test-python tools-test programs sweep walk gpu-test matrix lint docs bench tidy format ptx code-objects asan tsan mutants wheels clean
 
 help: ## List these targets
 	@echo "Usage: make TARGET [SYSTEM=1] [PYTHON=python3] [JOBS=n]"
@@ -43,7 +43,7 @@ help: ## List these targets
 demo: $(INSTALLED) ## A model trains and its copy generates, in turns on one device (the main job)
 	@$(RUN) $(PY) -m ebbtide.cli demo
 
-test: test-cpp test-hip test-python ## C++ and Python tests on the simulated device
+test: test-cpp test-hip test-hip-quirks test-python ## C++ and Python tests on the simulated device
 
 test-cpp: $(INSTALLED) ## C++ tests only
 	$(RUN_CTEST)
@@ -52,6 +52,12 @@ test-hip: export EBBTIDE_SIM_HIP = 1
 test-hip: $(INSTALLED) ## C++ tests, and some in Python, with the simulated device called by HIP's names
 	$(RUN_CTEST)
 	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(HIP_TESTS)
+
+test-hip-quirks: export EBBTIDE_SIM_HIP = 1
+test-hip-quirks: export EBBTIDE_SIM_QUIRKS = all
+test-hip-quirks: CTEST_ARGS = -R "Faults[.]|HipWays[.]" -E Overflow
+test-hip-quirks: $(INSTALLED) ## Sweeps of failing calls, where the simulated device does what drivers of AMD GPUs were seen to do
+	$(RUN_CTEST)
 
 test-python: $(INSTALLED) ## Python tests only
 	@$(RUN) tools/run_pytest.sh $(PY) $(PYTEST_JOBS) $(PYTEST_ARGS)

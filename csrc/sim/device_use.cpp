@@ -230,8 +230,9 @@ uint64_t DeviceUse::total(int device) {
 
 uint64_t DeviceUse::own(int device) noexcept {
   const Turn turn(*this);
-  end_late(false);
-  return own_[device];
+  uint64_t bytes = own_[device];
+  for (const Late& late : late_) bytes -= late.device == device ? late.bytes : 0;
+  return bytes;
 }
 
 bool DeviceUse::take(int device, uint64_t bytes, uint64_t foreign, uint64_t key) {

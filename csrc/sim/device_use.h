@@ -12,9 +12,9 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -41,7 +41,7 @@ class DeviceUse {
   Owner owner() const noexcept { return owner_; }
   uint64_t capacity(int device) const noexcept;
   void set_capacity(int device, uint64_t bytes) noexcept;
-  // Of this process, and of all.
+  // Of this process, without what is late, and of all.
   uint64_t own(int device) noexcept;
   uint64_t total(int device);
 

@@ -38,12 +38,16 @@ class CoreTest : public ::testing::Test {
   Core& core() { return *core_; }
   // Ends the core. After that, nothing may live in the simulator.
   void expect_no_leak();
+  bool may_lose_streams_ = false;  // one that the driver does not take back is lost
 
   // Fills memory with content that the seed alone determines, and checks it. Both go through the mapping, as a kernel
   // would.
   static void fill(CUdeviceptr address, size_t size_bytes, uint64_t seed);
   static ::testing::AssertionResult holds(CUdeviceptr address, size_t size_bytes, uint64_t seed);
   static ::testing::AssertionResult is_zero(CUdeviceptr address, size_t size_bytes);
+
+  // New memory, as a program that wants zeros has them where the driver gives none.
+  static CUdeviceptr written(CUdeviceptr address, size_t size_bytes);
 
   // Makes an allocation whose chunks have these sizes. Small chunks keep operations of many chunks quick.
   CUdeviceptr alloc_chunks(const std::string& tag, const Policy& policy, int device,
@@ -53,7 +57,7 @@ class CoreTest : public ::testing::Test {
     return alloc_chunks(tag, Policy{backup}, device, chunk_bytes);
   }
   CUdeviceptr alloc(const std::string& tag, uint64_t size_bytes, BackupKind backup = BackupKind::kRam, int device = 0) {
-    return allocate(core(), core().registry.tag(tag), Policy{backup}, device, size_bytes);
+    return written(allocate(core(), core().registry.tag(tag), Policy{backup}, device, size_bytes), size_bytes);
   }
 
   Report pause(const std::vector<std::string>& tags = {}, std::optional<BackupKind> backup = {}) {

@@ -58,6 +58,7 @@ TEST_F(DeviceMarginTest, OthersTakeFromIt) {
 }
 
 TEST_F(DeviceMarginTest, WithoutAMarginTheDeviceIsNotAsked) {
+  if (is_hip()) GTEST_SKIP() << "it is asked there before each release";
   sim().clear_log();
   deallocate(core(), alloc("w", kChunk));
   EXPECT_EQ(sim().calls("cuMemGetInfo"), 0u);

@@ -189,6 +189,7 @@ TEST_F(AbandonedClaim, Invariant3_AResumeThatDoesNotHappenForgetsNoBytes) {
 }
 
 TEST_F(AbandonedClaim, Invariant3_AResumeThatFailsMidwayForgetsNoBytesOfTheRest) {
+  if (is_hip()) GTEST_SKIP() << "what is cleared arrives at the end, so nothing has where it fails";
   build({{"w", {BackupKind::kRam}, 0, {1, 1}}});
   core().rules.shared_handle_bytes.store(kChunk);
   pause();

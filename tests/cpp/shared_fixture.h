@@ -18,7 +18,7 @@ class SharedTest : public CoreTest {
                                 int device = 0, uint64_t size_bytes = kChunk) {
     std::vector<CUdeviceptr> made;
     for (size_t index = 0; index < count; ++index) {
-      made.push_back(allocate(core(), core().registry.tag(tag), policy, device, size_bytes));
+      made.push_back(written(allocate(core(), core().registry.tag(tag), policy, device, size_bytes), size_bytes));
       write(made.back(), size_bytes);
     }
     return made;

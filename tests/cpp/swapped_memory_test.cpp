@@ -80,7 +80,7 @@ TEST_F(SwappedMemoryTest, UnwantedHandlesAreMadeAnewInTheWantedSizes) {
   EXPECT_EQ(live_bytes(), kOne) << "released";
   offer(swapped, other);
   const SwappedMemory::Handle handle = swapped.take(kTwo);
-  EXPECT_TRUE(handle.is_fresh);
+  EXPECT_EQ(handle.is_fresh, PhysicalMemory::is_made_clear());
   EXPECT_EQ(handle.memory.size_bytes(), kTwo);
   EXPECT_EQ(handle.charge.size_bytes(), kTwo);
   EXPECT_EQ(live_bytes(), kTwo);
@@ -94,7 +94,7 @@ TEST_F(SwappedMemoryTest, WhatTheLimitAllowsIsMadeAheadAndNoMore) {
   swapped.create_ahead({kOne, kOne, kOne}, kOne, charge(kOne));
   EXPECT_EQ(live_bytes(), kTwo + kOne);
   const SwappedMemory::Handle first = swapped.take(kOne);
-  EXPECT_TRUE(first.is_fresh);
+  EXPECT_EQ(first.is_fresh, PhysicalMemory::is_made_clear());
   EXPECT_EQ(live_bytes(), kTwo + kOne);
   offer(swapped, leaving);
   EXPECT_EQ(live_bytes(), kOne);
@@ -113,7 +113,7 @@ TEST_F(SwappedMemoryTest, APieceThatWasMadeAheadIsNotWantedTwice) {
   EXPECT_EQ(live_bytes(), kTwo);
   offer(swapped, leaving);
   EXPECT_EQ(live_bytes(), kOne);
-  EXPECT_TRUE(swapped.take(kOne).is_fresh);
+  EXPECT_EQ(swapped.take(kOne).is_fresh, PhysicalMemory::is_made_clear());
 }
 
 TEST_F(SwappedMemoryTest, ThePlaceholderKeepsWhatNoWholePieceFitsInto) {

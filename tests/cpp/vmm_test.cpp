@@ -121,13 +121,14 @@ TEST_F(VmmTest, LimboTakesWhatADestructorCouldNotGiveBackAndTriesInOrder) {
   } catch (const DriverError&) {
   }
   // The unmap failed, and so did the release. The range cannot be freed while something is mapped in it.
-  EXPECT_EQ(deferred_undos::count(), 3u);
+  const size_t ranges = is_hip() ? 0 : 1;  // the process holds it there
+  EXPECT_EQ(deferred_undos::count(), 2 + ranges);
   EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "one chunk, whether its unmap or its release is due";
   EXPECT_EQ(deferred_undos::held_bytes(1), 0u);
   sim().clear_failures();
   sim().fail("cuMemUnmap", 1, 999, 1);
   deferred_undos::retry(true);
-  EXPECT_EQ(deferred_undos::count(), 2u);
+  EXPECT_EQ(deferred_undos::count(), 1 + ranges);
   EXPECT_EQ(deferred_undos::held_bytes(0), kChunk) << "the mapping holds the memory of the released handle";
   sim().clear_failures();
   deferred_undos::retry(true);
