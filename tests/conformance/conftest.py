@@ -25,7 +25,7 @@ IS_SIMULATED = DRIVER == "sim"
 
 def library_path() -> str:
     if not IS_SIMULATED:
-        return hip_calls.library_path() if DRIVER == "hip" else "libcuda.so.1"
+        return hip_calls.find_hip() if DRIVER == "hip" else "libcuda.so.1"
     import ebbtide
 
     return str(Path(ebbtide.__file__ or "").parent / "libebbtide_sim.so")

@@ -61,7 +61,7 @@ def adapt(name: str, hip: Call) -> Call:
     return adapters.get(name, hip)
 
 
-def library_path() -> str:
+def find_hip() -> str:
     """libamdhip64: the one that this process has loaded, as torch has its own, or the system's."""
     loaded = re.search(r"/\S*/libamdhip64\S*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
     return loaded.group() if loaded else "libamdhip64.so"
