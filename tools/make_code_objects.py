@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from make_ptx import CSRC, SOURCE, read_sources
+from make_ptx import CSRC, SOURCE, read_sources, write_or_check
 
 SHIM = "kernels/hip_shim.h"
 CODE_OBJECTS = "kernels/code_objects.s"
@@ -171,14 +171,7 @@ def main() -> int:
     except (OSError, RuntimeError) as error:
         print(f"make_code_objects: {error}", file=sys.stderr)
         return 1
-    target = CSRC / CODE_OBJECTS
-    if arguments.check:
-        is_same = target.is_file() and target.read_text() == text
-        print(f"{target.name} is {'up to date' if is_same else 'stale: type `make code-objects`'}")
-        return 0 if is_same else 1
-    target.write_text(text)
-    print(f"wrote {target}")
-    return 0
+    return write_or_check(CSRC / CODE_OBJECTS, text, "make code-objects", arguments.check)
 
 
 if __name__ == "__main__":

@@ -89,11 +89,6 @@ class Compiler:
             raise RuntimeError(self._text(program, "nvrtcGetProgramLog"))
         return drop_unused_constants(self._text(program, "nvrtcGetPTX"))
 
-    def version(self) -> str:
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
-        return f"{major.value}.{minor.value}"
-
     def _text(self, program: ctypes.c_void_p, function: str) -> str:
         size = ctypes.c_size_t()
         self._check(getattr(self._library, f"{function}Size")(program, ctypes.byref(size)))
@@ -111,6 +106,17 @@ def _strings(texts: object) -> ctypes.Array[ctypes.c_char_p]:
     return (ctypes.c_char_p * len(encoded))(*encoded)
 
 
+def write_or_check(target: Path, text: str, command: str, is_check: bool) -> int:
+    """The exit status, after the file was written, or compared with what it would be."""
+    if is_check:
+        is_same = target.is_file() and target.read_text() == text
+        print(f"{target.name} is {'up to date' if is_same else f'stale: type `{command}`'}")
+        return 0 if is_same else 1
+    target.write_text(text)
+    print(f"wrote {target}")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nvrtc", type=Path, help="libnvrtc.so.12 of CUDA 12.0; default: this Python's package")
@@ -122,14 +128,7 @@ def main() -> int:
     except (OSError, RuntimeError) as error:
         print(f"make_ptx: {error}", file=sys.stderr)
         return 1
-    target = CSRC / PTX
-    if arguments.check:
-        is_same = target.is_file() and target.read_text() == ptx
-        print(f"{target.name} is {'up to date' if is_same else 'stale: type `make ptx`'}")
-        return 0 if is_same else 1
-    target.write_text(ptx)
-    print(f"wrote {target} with NVRTC {compiler.version()}")
-    return 0
+    return write_or_check(CSRC / PTX, ptx, "make ptx", arguments.check)
 
 
 if __name__ == "__main__":
