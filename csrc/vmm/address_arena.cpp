@@ -39,7 +39,7 @@ Reservation reserve_at_least(size_t size_bytes) {
   if (size_bytes < AddressArena::kReservationBytes && has_all_addresses()) {
     try {
       return Reservation::reserve(AddressArena::kReservationBytes);
-    } catch (const Error&) {
+    } catch (const DriverError&) {
       // If the next call is refused too, it gives the reason.
     }
   }

@@ -59,12 +59,11 @@ bool is_away(CUdeviceptr address, size_t size_bytes) {
 
 // What can't be held again stays away.
 void hold_again(Parts::iterator part) noexcept {
-  const bool is_held = try_hold(part->first, part->second);
-  const char* const why = errno == EEXIST ? "another part of the program has taken them" : "the system maps no more";
-  if (is_held) {
+  if (try_hold(part->first, part->second)) {
     state().away.erase(part);
     return;
   }
+  const char* const why = errno == EEXIST ? "another part of the program has taken them" : "the system maps no more";
   log_line(LogLevel::kWarning, {"paused memory can't come back to its addresses: ", why});
 }
 

@@ -143,10 +143,11 @@ void Resume::put_in_order(DeviceWork& work) {
 void Resume::borrow_engine(int device, DeviceWork& work) {
   // Memory that changes hands may have to be cleared.
   if (work.copied_bytes == 0 && work.fill_count == 0 && !work.has_poison && !takes_over_memory()) {
-    const ContextScope scope(device);
     const bool may_clear =
         std::any_of(work.groups.begin(), work.groups.end(), [](const Group& each) { return !each.is_fresh; });
-    if (may_clear) work.clearing = std::make_unique<Stream>(Stream::create());
+    if (!may_clear) return;
+    const ContextScope scope(device);
+    work.clearing = std::make_unique<Stream>(Stream::create());
     return;
   }
   policy::CopyNeed need = copy_need(work.staged_bytes, 0);
