@@ -8,11 +8,9 @@ from pathlib import Path
 
 import ebbtide
 import pytest
+from checks.program_wheels import NOT_THERE, unpack
 
 HELPERS = Path(__file__).resolve().parents[1] / "python"
-sys.path.append(str(HELPERS))
-from program_wheels import NOT_THERE, unpack  # noqa: E402
-
 PROGRAM = """
 import sys
 sys.path.append({helpers!r})

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 from checks.names import read_driver_functions, read_hip_functions
+from checks.program_wheels import NOT_THERE, unpack
 from checks.toolchain import find_cuda_include
-from program_wheels import NOT_THERE, unpack
 
 # Two functions of one name and other arguments, of which C++ can't tell which is meant.
 OVERLOADED = {

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from program_wheels import NOT_THERE, unpack
+from checks.program_wheels import NOT_THERE, unpack
 
 pytest.importorskip("torch")
 

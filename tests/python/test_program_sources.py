@@ -18,8 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import test_tms_callers  # noqa: E402
+from checks.program_wheels import NOT_THERE, unpack  # noqa: E402
 from ebbtide.integrations import verl  # noqa: E402
-from program_wheels import NOT_THERE, unpack  # noqa: E402
 
 HERE = Path(__file__).parent
 pytestmark = NOT_THERE
