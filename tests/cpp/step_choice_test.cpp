@@ -11,6 +11,7 @@
 
 #include "model_steps.h"
 #include "policy/lms/step_plan.h"
+#include "policy/lms/tried_choice.h"
 #include "step_replay.h"
 
 namespace ebbtide::policy {
@@ -274,6 +275,28 @@ TEST(StepChoice, AForcedOneRecomputesWhatIsDemandedWhateverThatCosts) {
   EXPECT_EQ(choice.state_bytes, uint64_t{1} << 20);
   EXPECT_FALSE(choice.plan.departures.empty()) << "the rest leaves";
   EXPECT_EQ(choose_forced(record, limits, blocks, {{}, uint64_t{1} << 40}).state_bytes, limits.state_bytes);
+}
+
+TEST(StepChoice, WhereNothingLeavesMoreMayBeInUse) {
+  const uint64_t state_bytes = uint64_t{1} << 30;
+  const StepRecord record = with_states(transformer_step(4096, 4096), state_bytes);
+  StepLimits limits = limits_at(record, 50);
+  limits.state_bytes = state_bytes;
+  limits.unmoved_bytes = peak_bytes(record) - state_bytes;
+  const StepChoice unmoved = choose_forced(record, limits, {}, {{}, state_bytes});
+  EXPECT_TRUE(unmoved.plan.evicts_nothing());
+  EXPECT_FALSE(TriedChoice(unmoved).is_outdated(limits));
+  --limits.unmoved_bytes;
+  EXPECT_TRUE(TriedChoice(unmoved).is_outdated(limits));
+  const StepChoice moved = choose_forced(record, limits, {}, {{}, state_bytes});
+  EXPECT_EQ(planned_limit(limits, moved.plan), limits.limit_bytes);
+  ASSERT_FALSE(moved.plan.departures.empty());
+  // Nor where nothing can leave: that plan holds no limit.
+  StepRecord staying = record;
+  for (RecordedStorage& storage : staying.storages) storage.stays = true;
+  const StepPlan none = make_plan(staying, limits);
+  EXPECT_TRUE(none.departures.empty());
+  EXPECT_EQ(planned_limit(limits, none), limits.limit_bytes);
 }
 
 TEST(StepChoice, WhatShallStayDoesNotLeave) {

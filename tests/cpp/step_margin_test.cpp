@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "model_steps.h"
 #include "played_step.h"
@@ -111,6 +113,98 @@ TEST(StepMargin, ThePiecesOfTheRecordedStepAreTheFirstMargin) {
   follower.fell_short(0, most_bytes);  // nor when all is gone
   follower.end_step(rules);
   EXPECT_EQ(follower.margin_bytes(), most_bytes / 2);
+}
+
+// All blocks are recomputed, and that needs a limit of a little less in pages, where nothing leaves.
+struct AllRecomputed {
+  StepRecord record = transformer_step(1280, kTokens);
+  StepRules rules;
+  AllRecomputed() {
+    for (ModuleCall& call : record.calls) call.input_bytes = 0;  // which the step saves in any case
+    const std::vector<Block> blocks = find_blocks(record, {});
+    ForcedChoice forced;
+    for (const Block& block : blocks) forced.recomputed.insert(record.calls[block.call].name);
+    const uint64_t peak = peak_bytes(choose_forced(record, at_limit(UINT64_MAX), blocks, forced).record);
+    rules = rules_at(at_limit(peak + peak / 31 + 31));
+    rules.limits.has_pages = true;
+    rules.forced = std::make_shared<const ForcedChoice>(forced);
+  }
+};
+
+TEST(StepMargin, WhatEvictsNothingNeedsNoMarginForPieces) {
+  AllRecomputed step;
+  uint64_t& limit_bytes = step.rules.limits.limit_bytes;
+  const KnownStep unmoved(step.record, step.rules, limit_bytes / 16);
+  EXPECT_TRUE(unmoved.current().plan().departures.empty());
+  EXPECT_EQ(unmoved.margin_bytes(), limit_bytes / 32);
+  limit_bytes -= limit_bytes / 64;
+  const KnownStep moved(step.record, step.rules, limit_bytes / 16);
+  EXPECT_FALSE(moved.current().plan().departures.empty());
+  EXPECT_EQ(moved.margin_bytes(), limit_bytes / 16);
+}
+
+TEST(StepMargin, APlanThatEvictsNothingLeavesWhatItsOwnStepsMissed) {
+  AllRecomputed all;
+  const uint64_t limit_bytes = all.rules.limits.limit_bytes;
+  // Of steps that evict it learns nothing.
+  StepRules lower = all.rules;
+  lower.limits.limit_bytes -= limit_bytes / 64;
+  KnownStep evicting(all.record, lower, limit_bytes / 16);
+  const StepRecord evicted = evicting.current().choice().record;
+  evicting.note(evicted, {{0, 0}, {1, 1}}, {{0, limit_bytes / 32}}, all.rules);
+  EXPECT_TRUE(evicting.current().plan().evicts_nothing());
+  // And of its own as much as was missing.
+  all.rules.limits.limit_bytes += limit_bytes / 60;
+  const uint64_t more_bytes = all.rules.limits.limit_bytes / 64;
+  KnownStep known(all.record, all.rules, limit_bytes / 16);
+  const StepRecord step = known.current().choice().record;
+  for (int number = 0; number < 2; ++number) known.note(step, {{0, 0}, {1, 1}}, {{0, more_bytes}}, all.rules);
+  EXPECT_TRUE(known.current().plan().evicts_nothing());
+  EXPECT_EQ(known.margin_bytes(), all.rules.limits.limit_bytes / 32 + more_bytes);
+}
+
+// The first step that evicts nothing finds memory as one that did has left it, and the next ones do not.
+TEST(StepMargin, AMarginIsLearnedFromTheStepsThatItIsFor) {
+  AllRecomputed all;
+  const uint64_t limit_bytes = all.rules.limits.limit_bytes;
+  KnownStep known(all.record, all.rules, limit_bytes / 16);
+  StepRecord step = known.current().choice().record;
+  step.events.front().demand_bytes = limit_bytes / 64 * 61;  // below what the plan leaves, and above what others do
+  const auto note = [&](KnownStep& it) { it.note(step, {{0, 0}, {1, 1}}, {{0, limit_bytes / 32}}, all.rules); };
+  note(known);
+  EXPECT_EQ(known.margin_bytes(), limit_bytes / 32);
+  EXPECT_TRUE(known.current().plan().evicts_nothing());
+  note(known);
+  EXPECT_EQ(known.margin_bytes(), limit_bytes / 16) << "plans with evictions have left as much before";
+  EXPECT_FALSE(known.current().plan().evicts_nothing());
+  // Without pages there is one margin, and each shortage counts.
+  all.rules.limits.has_pages = false;
+  KnownStep other(all.record, all.rules, limit_bytes / 16);
+  note(other);
+  EXPECT_EQ(other.margin_bytes(), limit_bytes / 32);
+  // A program may turn pages on and off.
+  all.rules.limits.has_pages = true;
+  KnownStep switched(all.record, all.rules, limit_bytes / 16);
+  all.rules.limits.has_pages = false;
+  switched.note(known.current().choice().record, {{0, 0}, {1, 1}}, {}, all.rules);
+  EXPECT_EQ(switched.margin_bytes(), limit_bytes / 16);
+}
+
+TEST(StepMargin, AShortageWhereNothingIsEvictedIsMetByEvictions) {
+  const AllRecomputed step;
+  const uint64_t limit_bytes = step.rules.limits.limit_bytes;
+  CheckedFollower checked;
+  for (int number = 0; number < 10; ++number) play(checked, step.record, step.rules);
+  EXPECT_EQ(play(checked, step.record, step.rules).moved_bytes, 0u);
+  StepRules tight = step.rules;
+  const auto play_tight = [&] { return play(checked, step.record, tight, {.believed_limit_bytes = limit_bytes}); };
+  tight.limits.limit_bytes = peak_bytes(play_tight().happened) - limit_bytes / 64;
+  EXPECT_GT(play_tight().missing_bytes, 0u);
+  for (int number = 0; number < 15; ++number) {
+    const PlayedStep played = play_tight();
+    EXPECT_EQ(played.missing_bytes, 0u) << number;
+    EXPECT_GT(played.moved_bytes, 0u) << number;
+  }
 }
 
 TEST(StepMargin, ADemandThatChangesNoPlanExplainsNoShortage) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "model_steps.h"
@@ -56,6 +58,50 @@ TEST(StepTimes, InPagesAChoiceThatMovesNothingIsMeasuredToo) {
   EXPECT_EQ(count(), 0);
   limits.has_pages = true;
   EXPECT_EQ(count(), 1);
+  // Where plans with evictions leave so much free that no other one holds the limit, it may use what they leave.
+  const uint64_t whole_bytes = std::exchange(limits.limit_bytes, part_of_peak(record, 8));
+  EXPECT_EQ(count(), 0);
+  limits.unmoved_bytes = whole_bytes;
+  EXPECT_EQ(count(), 1);
+}
+
+// Of those without evictions the fastest, also where others within 1.2 of the best evict nothing, and where it is not.
+TEST(StepTimes, InPagesTheFastestChoiceThatMovesNothingIsMeasured) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  const std::vector<Block> blocks = find_blocks(record, {});
+  for (const auto& [percent, rate, least, most] : {std::tuple{60, kLinkRate, 1.0, 1.1}, {15, 1e15, 1.25, 1.4}}) {
+    const uint64_t limit_bytes = part_of_peak(record, static_cast<uint64_t>(percent));
+    const StepLimits limits{.limit_bytes = limit_bytes / 16 * 15,
+                            .out_bytes_per_second = rate,
+                            .in_bytes_per_second = rate,
+                            .has_pages = true,
+                            .unmoved_bytes = limit_bytes / 32 * 31};
+    const std::vector<StepChoice> found = choose_steps(record, limits, blocks);
+    const auto unmoved =
+        std::find_if(found.begin(), found.end(), [](const StepChoice& choice) { return choice.plan.evicts_nothing(); });
+    ASSERT_NE(unmoved, found.end()) << percent;
+    EXPECT_GE(unmoved->seconds, least * found.front().seconds);
+    EXPECT_LE(unmoved->seconds, most * found.front().seconds);
+    ForcedChoice forced;
+    for (const Block& block : unmoved->recomputed) forced.recomputed.insert(record.calls[block.call].name);
+    forced.recomputed.erase(forced.recomputed.begin());
+    EXPECT_FALSE(choose_forced(record, limits, blocks, forced).plan.evicts_nothing()) << "no block less would do";
+  }
+}
+
+// Where all blocks are recomputed, little leaves.
+TEST(StepTimes, InPagesForecastsThatDifferMoreAreMeasured) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  const std::vector<Block> blocks = find_blocks(record, {});
+  StepLimits limits{.limit_bytes = part_of_peak(record, 8), .out_bytes_per_second = 1e15, .in_bytes_per_second = 1e15};
+  const auto is_measured = [&] {
+    const std::vector<StepChoice> found = choose_steps(record, limits, blocks);
+    return std::any_of(found.begin(), found.end(),
+                       [&](const StepChoice& choice) { return choice.recomputed.size() == blocks.size(); });
+  };
+  EXPECT_FALSE(is_measured());
+  limits.has_pages = true;
+  EXPECT_TRUE(is_measured());
 }
 
 }  // namespace

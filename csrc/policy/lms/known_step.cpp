@@ -18,6 +18,8 @@ constexpr size_t kStepsOfChoice = 2;  // it is measured in
 // By so much of the limit the margin grows at most in a step where memory has pages: a step that evicts on demand finds
 // free memory in more pieces than later ones will.
 constexpr uint64_t kMostPagesPart = 16;
+// In pages, a plan that evicts nothing leaves this part of the limit free, one in so many.
+constexpr uint64_t kUnmovedPart = 32;
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -45,8 +47,40 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules, uint64_t useless
 }
 
 StepLimits KnownStep::with_margin(StepLimits limits) const {
+  if (limits.has_pages) {
+    const uint64_t spare_bytes = limits.limit_bytes / kUnmovedPart + unmoved_margin_.bytes(limits.limit_bytes);
+    limits.unmoved_bytes = limits.limit_bytes - spare_bytes;
+  }
   limits.limit_bytes -= margin_.bytes(limits.limit_bytes);
   return limits;
+}
+
+uint64_t KnownStep::margin_within(const StepLimits& limits) const {
+  return limits.limit_bytes - planned_limit(with_margin(limits), current().plan());
+}
+
+uint64_t KnownStep::limit_without_evictions(uint64_t demand_bytes) const {
+  const uint64_t limit_bytes = demand_bytes + margin_.bytes(limits_.limit_bytes);
+  if (!limits_.has_pages) return limit_bytes;
+  const uint64_t left_bytes = demand_bytes + unmoved_margin_.bytes(limits_.limit_bytes);
+  return std::min(limit_bytes, left_bytes + left_bytes / (kUnmovedPart - 1) + 1);
+}
+
+// So many bytes were missing in a step, beside those that its plan left free. Returns whether plans will leave others.
+bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
+  const bool evicts = !current().plan().evicts_nothing();
+  if (limits_.has_pages) {
+    missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
+    if (std::exchange(has_pieces_, evicts) && !evicts) missing_bytes = 0;
+  }
+  const uint64_t needed_bytes = missing_bytes == 0 ? 0 : missing_bytes + margin_within(held);
+  const auto learn = [&](Margin& margin, uint64_t more_bytes) {
+    const uint64_t known_bytes = margin.bytes(held.limit_bytes) + more_bytes;
+    return margin.note(needed_bytes - std::min(needed_bytes, known_bytes), limits_.limit_bytes);
+  };
+  const bool has_other = learn(margin_, 0);
+  if (!limits_.has_pages || evicts) return has_other;
+  return learn(unmoved_margin_, held.limit_bytes / kUnmovedPart) || has_other;
 }
 
 std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules) const {
@@ -115,9 +149,8 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     tried.note(step, matched, rules.is_timed ? duration(step) : 0);
     StepLimits held = limits_;  // the limit may have been lower in the step
     held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
-    uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held, margin_.bytes(held.limit_bytes));
-    if (limits_.has_pages) missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
-    has_other_margin = margin_.note(missing_bytes, limits_.limit_bytes);
+    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held, margin_within(held));
+    has_other_margin = learn_margin(missing_bytes, held);
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;
     if (was_short) --shortages_left_;
@@ -129,8 +162,10 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   }
   const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle(0));
   TriedChoice& next = choices_[current_];
-  const bool has_other_limit = limits_.limit_bytes != rules.limits.limit_bytes;
+  const bool has_other_limit =
+      limits_.limit_bytes != rules.limits.limit_bytes || limits_.has_pages != rules.limits.has_pages;
   limits_.limit_bytes = rules.limits.limit_bytes;
+  limits_.has_pages = rules.limits.has_pages;
   if (!has_other_limit && !has_other_margin && !next.is_outdated(with_margin(limits_))) return is_new;
   next.plan_again(with_margin(limits_));
   return true;

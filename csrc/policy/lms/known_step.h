@@ -34,9 +34,13 @@ class KnownStep {
   // Whether later steps will tell which choice is the best.
   bool is_settled() const { return is_settled_; }
   const TriedChoice& current() const { return choices_[current_]; }
+  const std::vector<TriedChoice>& choices() const { return choices_; }
   const StepRecord& whole() const { return whole_; }
   const StepLimits& limits() const { return limits_; }
-  uint64_t margin_bytes() const { return margin_.bytes(limits_.limit_bytes); }
+  // The least limit for this demand that makes nothing leave.
+  uint64_t limit_without_evictions(uint64_t demand_bytes) const;
+  // What the current plan leaves free of the limit.
+  uint64_t margin_bytes() const { return margin_within(limits_); }
   // The best choice under another limit.
   StepChoice choice_within(uint64_t limit_bytes) const;
   // How alike it is to a step that opens with this storage: less is better; kNone: not at all.
@@ -53,6 +57,8 @@ class KnownStep {
   static constexpr int kStepsOfAnother = 4;
 
   StepLimits with_margin(StepLimits limits) const;
+  uint64_t margin_within(const StepLimits& limits) const;
+  bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
@@ -65,6 +71,8 @@ class KnownStep {
   StepLimits limits_;          // of the plans: other sizes that differ by little change only them
   double chosen_seconds_ = 0;  // that the step takes without a limit, as known where the choices were made
   Margin margin_;
+  Margin unmoved_margin_;   // in pages, of plans that evict nothing, beside a fixed part of the limit
+  bool has_pieces_ = true;  // the step before left some, which no step leaves that evicts nothing
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;
   bool is_settled_ = false;   // each choice was measured, and the best is current

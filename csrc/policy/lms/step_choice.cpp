@@ -11,8 +11,8 @@
 namespace ebbtide::policy {
 namespace {
 
-constexpr double kAlike = 1.2;  // forecasts that may be in the wrong order
-constexpr size_t kMostChoices = 3;
+// Forecasts that may be in the wrong order. Of what evictions cost in pages, they know nothing.
+constexpr double kAlike = 1.2, kAlikeInPages = 1.5;
 constexpr size_t kMostCounts = 24;   // of blocks that are tried in each order
 constexpr uint64_t kStateParts = 4;  // optimizer states leave in so many
 
@@ -56,10 +56,7 @@ StepChoice make_choice(const StepRecord& record, const StepLimits& limits, std::
   choice.recomputed = std::move(taken);
   choice.state_bytes = state_bytes;
   choice.state_seconds = state_seconds(state_bytes, limits);
-  choice.plan = make_plan(choice.record, limits_of(limits, choice));
-  choice.seconds = forecast_seconds(choice.record, choice.plan, limits) + choice.state_seconds;
-  for (const Departure& departure : choice.plan.departures)
-    choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
+  plan_again(choice, limits);
   return choice;
 }
 
@@ -74,15 +71,13 @@ class Chooser {
     for (uint64_t part = 0; part <= parts; ++part) {
       state_bytes_ = part == parts ? limits_.state_bytes : limits_.state_bytes / parts * part;
       if (part > 0 && is_lost(plain_seconds + state_seconds(state_bytes_, limits_))) break;
-      if (try_blocks({}) && none_ && fits(*none_)) break;
+      if (try_blocks({}) && none_ && none_->plan.evicts_nothing()) break;
       for (const Order order : {Order::kFirst, Order::kLast, Order::kSpread}) try_counts(in_order(blocks_, order));
     }
     return results();
   }
 
  private:
-  bool fits(const StepChoice& choice) const { return choice.plan.departures.empty() && choice.plan.excess_bytes == 0; }
-
   // Whether a choice of so many seconds can't be the best one.
   bool is_lost(double seconds) const {
     const auto beats = [&](const std::optional<StepChoice>& best) {
@@ -117,7 +112,7 @@ class Chooser {
     StepChoice choice = make_choice(record_, limits_, std::move(taken), state_bytes_);
     const size_t count = choice.recomputed.size();
     // Without evictions memory lies in fewer pieces, of which forecasts know nothing.
-    if (limits_.has_pages && count > 0 && fits(choice) && (!unmoved_ || is_better(choice, *unmoved_)))
+    if (limits_.has_pages && count > 0 && choice.plan.evicts_nothing() && (!unmoved_ || is_better(choice, *unmoved_)))
       unmoved_ = choice;
     std::optional<StepChoice>& best = count == 0 ? none_ : count == blocks_.size() ? all_ : some_;
     if (best && !is_better(choice, *best)) return false;
@@ -139,16 +134,17 @@ class Chooser {
     for (std::optional<StepChoice>* each : {&none_, &some_, &all_})
       if (*each) found.push_back(std::move(**each));
     std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
-    const double most_seconds = kAlike * found.front().seconds;
+    const double most_seconds = (limits_.has_pages ? kAlikeInPages : kAlike) * found.front().seconds;
     const uint64_t least_excess = excess(found.front());
     std::erase_if(found, [&](const StepChoice& choice) {
       return choice.seconds > most_seconds || excess(choice) > least_excess;
     });
-    const auto moves_nothing = [&](const StepChoice& choice) { return choice.recomputed.size() > 0 && fits(choice); };
-    if (unmoved_ && unmoved_->seconds <= most_seconds && std::none_of(found.begin(), found.end(), moves_nothing)) {
-      if (found.size() == kMostChoices) found.pop_back();
-      found.push_back(std::move(*unmoved_));
-    }
+    if (!unmoved_ || unmoved_->seconds > most_seconds) return found;
+    std::erase_if(found, [&](const StepChoice& choice) {
+      return choice.recomputed.size() > 0 && choice.plan.evicts_nothing() && !is_better(choice, *unmoved_);
+    });
+    found.push_back(std::move(*unmoved_));
+    std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
     return found;
   }
 
@@ -186,9 +182,18 @@ double forecast_seconds(const StepRecord& record, const StepPlan& plan, const St
   return device;
 }
 
+void plan_again(StepChoice& choice, const StepLimits& limits) {
+  choice.plan = make_plan(choice.record, limits_of(limits, choice));
+  choice.seconds = forecast_seconds(choice.record, choice.plan, limits) + choice.state_seconds;
+  choice.moved_bytes = 0;
+  for (const Departure& departure : choice.plan.departures)
+    choice.moved_bytes += choice.record.storages[departure.storage].size_bytes;
+}
+
 StepLimits limits_of(StepLimits limits, const StepChoice& choice) {
   const uint64_t more_bytes = std::min(choice.state_bytes, kMostDemandBytes);
   limits.limit_bytes = std::min(limits.limit_bytes, kMostDemandBytes) + more_bytes;
+  limits.unmoved_bytes = std::min(limits.unmoved_bytes, kMostDemandBytes) + more_bytes;
   return limits;
 }
 

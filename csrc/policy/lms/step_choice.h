@@ -32,12 +32,15 @@ struct ForcedChoice {
 // for copies out whose memory is given up, and for loads that are wanted.
 double forecast_seconds(const StepRecord& record, const StepPlan& plan, const StepLimits& limits);
 
+// Plans for the demands and sizes that its record has now.
+void plan_again(StepChoice& choice, const StepLimits& limits);
+
 // Those of a choice's plan.
 StepLimits limits_of(StepLimits limits, const StepChoice& choice);
 
 // The best choice first, then others that may turn out to be better: those of other kinds (no block, some blocks, all
-// of them; in pages, blocks and no evictions) whose forecast is within 1.2 of the best. Choices that exceed the limit
-// by less come before faster ones.
+// of them; in pages, the best one without evictions) whose forecast is within 1.2 of the best, in pages 1.5. Choices
+// that exceed the limit by less come before faster ones.
 std::vector<StepChoice> choose_steps(const StepRecord& record, const StepLimits& limits,
                                      const std::vector<Block>& blocks);
 

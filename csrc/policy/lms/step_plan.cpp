@@ -30,7 +30,8 @@ class Planner {
         event_count_(static_cast<uint32_t>(record.events.size())) {}
 
   StepPlan plan() {
-    const auto exceeds = [&](const StepEvent& event) { return event.demand_bytes > limits_.limit_bytes; };
+    const uint64_t most_bytes = std::max(limits_.limit_bytes, limits_.unmoved_bytes);
+    const auto exceeds = [&](const StepEvent& event) { return event.demand_bytes > most_bytes; };
     if (std::none_of(record_.events.begin(), record_.events.end(), exceeds)) return {};
     find_gaps();
     choose();
@@ -221,6 +222,10 @@ class Planner {
 double copy_seconds(uint64_t size_bytes, double bytes_per_second) {
   const double seconds = static_cast<double>(size_bytes) / bytes_per_second;
   return seconds >= 0 ? seconds : std::numeric_limits<double>::infinity();
+}
+
+uint64_t planned_limit(const StepLimits& limits, const StepPlan& plan) {
+  return plan.evicts_nothing() ? std::max(limits.limit_bytes, limits.unmoved_bytes) : limits.limit_bytes;
 }
 
 StepPlan make_plan(const StepRecord& record, const StepLimits& limits) {

@@ -32,6 +32,9 @@ struct StepLimits {
   // Free memory that is cached goes back to the driver in pages where it does not fit in one piece. That costs time, of
   // which no forecast knows.
   bool has_pages = false;
+  // So much may be in use where nothing leaves, if that is more than limit_bytes: evictions leave free memory in
+  // pieces.
+  uint64_t unmoved_bytes = 0;
 };
 
 // Endless at a rate that makes no sense.
@@ -61,7 +64,13 @@ struct StepPlan {
   std::vector<Departure> departures;  // in the order of their ends
   std::vector<StepAction> actions;    // by event; at one event first the copies, then the releases, then the loads
   uint64_t excess_bytes = 0;          // by how much the limit cannot be held; 0: it holds everywhere
+
+  // And needs to evict nothing.
+  bool evicts_nothing() const { return departures.empty() && excess_bytes == 0; }
 };
+
+// What a plan for these limits keeps to.
+uint64_t planned_limit(const StepLimits& limits, const StepPlan& plan);
 
 // The record has at most kMostStepEvents events. Those that make no sense are ignored (an unknown storage, a second
 // drop); times that go backwards count as no time.

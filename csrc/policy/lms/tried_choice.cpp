@@ -191,7 +191,7 @@ std::vector<uint64_t> TriedChoice::corrected_demands() const {
 
 bool TriedChoice::is_outdated(const StepLimits& limits) const {
   const std::vector<uint64_t> demands = corrected_demands(), away = away_bytes();
-  const uint64_t limit_bytes = limits_of(limits, choice_).limit_bytes;
+  const uint64_t limit_bytes = planned_limit(limits_of(limits, choice_), choice_.plan);
   const uint64_t most_bytes = limit_bytes + choice_.plan.excess_bytes;
   for (uint32_t event = 0; event < demands.size(); ++event)
     if (demands[event] > most_bytes + away[event]) return true;
@@ -211,7 +211,7 @@ uint64_t TriedChoice::growth_bytes() const {
 void TriedChoice::plan_again(const StepLimits& limits) {
   const std::vector<uint64_t> demands = corrected_demands();
   for (size_t event = 0; event < demands.size(); ++event) choice_.record.events[event].demand_bytes = demands[event];
-  choice_.plan = make_plan(choice_.record, limits_of(limits, choice_));
+  policy::plan_again(choice_, limits);
 }
 
 StepRecord TriedChoice::with_demands(StepRecord step, const MatchedEvents& matched) const {
