@@ -69,8 +69,11 @@ def measure_limited(sizes: Sizes, name: str, share: int, recompute: Literal["aut
         with device.HeldBytes() if device.is_gpu() else nullcontext() as held:  # which costs time
             program = lms_programs.make(name, arguments)
             found = run(measured, program, PLANNED_AFTER, 0)
+        flushes = count_flushes()
         run(measured, program, 0, sizes.training.steps)
         measured.facts |= {**ebbtide.lms.stats(), "recomputed": [name for name, _, _ in calls.recomputed()]}
+        measured.facts["flushes"] = count_flushes() - flushes
+        measured.facts["choices"] = [line for line in ebbtide.lms.report().splitlines() if line.startswith("steps ")]
         measured.facts["driver_bytes"] = held.most_bytes() if held else 0
     check(measured, losses, found[:LOSSES])
     return measured
@@ -83,6 +86,11 @@ def check(measured: Measured, losses: list[float], found: list[float]) -> None:
     most = max(facts["peak_device_bytes"], facts["driver_bytes"] / (1 + LIMIT_TOLERANCE))
     if most > facts["limit_bytes"]:
         measured.faults.append(f"{most / MIB:.0f} MiB were held, and the limit is {facts['limit_bytes'] / MIB:.0f} MiB")
+
+
+def count_flushes() -> int:
+    """How often torch gave back what it cached, and waited for the device, before an allocation found room."""
+    return torch.cuda.memory_stats()["num_alloc_retries"] if device.is_gpu() else 0
 
 
 def parts(sizes: Sizes) -> list[Part]:

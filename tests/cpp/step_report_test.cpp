@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "model_steps.h"
 #include "played_step.h"
@@ -42,6 +44,57 @@ TEST(StepReport, EachByteIsKeptEvictedOrRecomputed) {
       EXPECT_EQ(report.limit_bytes, rules.limits.limit_bytes);
       EXPECT_EQ(report.peak_bytes, peak_bytes(record));
     }
+  }
+}
+
+TEST(StepReport, EachChoiceWithWhatItsStepsTook) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  const StepRules rules = mixed(record, 85);
+  CheckedFollower checked;
+  for (int step = 0; step < 10; ++step) play(checked, record, rules);
+  const KnownStep& known = *checked.follower.latest();
+  const std::vector<ChoiceReport> choices = report_on(known, 0).choices;
+  ASSERT_GT(choices.size(), 1u);
+  double fastest = INFINITY;
+  for (const ChoiceReport& each : choices) {
+    EXPECT_GT(each.forecast.seconds, 0);
+    EXPECT_GT(each.measured_seconds, 0);
+    fastest = std::min(fastest, each.measured_seconds);
+  }
+  const auto current = std::find_if(choices.begin(), choices.end(), [](const auto& each) { return each.is_current; });
+  ASSERT_NE(current, choices.end());
+  EXPECT_EQ(current->measured_seconds, fastest);
+  EXPECT_EQ(current->forecast.recomputed_calls, known.current().choice().recomputed.size());
+}
+
+// Also of a plan that was made anew since it was chosen.
+TEST(StepReport, WhatAChoiceEvictsIsWhatItsPlanDoes) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  const StepRules rules = copies_only(record, 70);
+  CheckedFollower checked;
+  for (int step = 0; step < 5; ++step) play(checked, record, rules);
+  const StepRecord grown = with_base(record, static_cast<int64_t>(rules.limits.limit_bytes / 20));
+  for (int step = 0; step < 5; ++step) play(checked, grown, rules);
+  const StepReport report = report_on(*checked.follower.latest(), 0);
+  uint64_t evicted = 0;
+  for (const ModuleReport& each : report.modules) evicted += each.evicted_bytes;
+  EXPECT_GT(evicted, on_demand_bytes(record, rules.limits.limit_bytes, true));
+  EXPECT_EQ(report.choices.front().forecast.moved_bytes, evicted);
+}
+
+TEST(StepReport, AtItsPeakNothingHasToLeave) {
+  const StepRecord record = transformer_step(1280, kTokens);
+  for (const uint64_t part : {uint64_t{0}, uint64_t{16}}) {
+    StepRules rules = mixed(record, 70);
+    rules.limits.has_pages = true;
+    const KnownStep step(record, rules, part == 0 ? 0 : rules.limits.limit_bytes / part);
+    const uint64_t peak_bytes = report_on(step, 0).peak_bytes;
+    const auto leaves = [&](uint64_t limit_bytes) {
+      const StepChoice choice = step.choice_within(limit_bytes);
+      return !choice.plan.evicts_nothing() || !choice.recomputed.empty();
+    };
+    EXPECT_FALSE(leaves(peak_bytes));
+    EXPECT_TRUE(leaves(peak_bytes - peak_bytes / 1000));
   }
 }
 

@@ -78,6 +78,19 @@ def test_the_plan_by_module_and_what_other_limits_give(lms, extension, needed, r
     assert leaves in forecasts[0] and forecasts[-1].endswith("everything fits")
 
 
+def test_the_choices_that_steps_decided_between(lms, needed, monkeypatch):
+    with lms.enable(limit=int(0.6 * needed), min_size=SMALL):
+        train()
+        module = sys.modules["ebbtide.lms.report"]
+        step = module._latest_step()
+        assert step.choices and sum(is_current for *_, is_current in step.choices) == 1
+        choices = [((0.25, 0, 12, 0), 0.5, True), ((0.125, 3 << 20, 1, 0), 0.0, False)]
+        monkeypatch.setattr(module, "_latest_step", lambda: step._replace(choices=choices))
+        found = rows(lms.report())
+    assert found["steps as they are now"] == "0.500 s, forecast 0.250 s, 12 calls recomputed"
+    assert found["steps of another choice"] == "not measured, forecast 0.125 s, 3.0 MiB evicted, 1 call recomputed"
+
+
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_picture_of_a_step(lms, needed, tmp_path, ending, begins):
     pytest.importorskip("matplotlib")

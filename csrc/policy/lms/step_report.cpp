@@ -41,6 +41,19 @@ Usage usage_of(const StepRecord& record, const std::vector<uint64_t>& away_bytes
   return usage;
 }
 
+Forecast forecast_of(const StepChoice& choice) {
+  return {choice.seconds, choice.moved_bytes, choice.recomputed.size(), choice.state_bytes};
+}
+
+std::vector<ChoiceReport> choices_of(const KnownStep& step) {
+  std::vector<ChoiceReport> found;
+  for (const TriedChoice& tried : step.choices()) {
+    const double seconds = tried.measured_steps() == 0 ? 0 : tried.measured_seconds();
+    found.push_back({forecast_of(tried.choice()), seconds, &tried == &step.current()});
+  }
+  return found;
+}
+
 }  // namespace
 
 StepReport report_on(const KnownStep& step, uint64_t elsewhere_bytes) {
@@ -48,17 +61,17 @@ StepReport report_on(const KnownStep& step, uint64_t elsewhere_bytes) {
   StepReport report{.limit_bytes = step.limits().limit_bytes,
                     .modules = modules_of(choice),
                     .without = usage_of(step.whole(), {}),
-                    .with = usage_of(choice.record, step.current().away_bytes())};
+                    .with = usage_of(choice.record, step.current().away_bytes()),
+                    .choices = choices_of(step)};
   for (auto& [seconds, bytes] : report.with) bytes -= std::min(bytes, choice.state_bytes + elsewhere_bytes);
   for (const StepEvent& event : step.whole().events)
-    report.peak_bytes = std::max(report.peak_bytes, event.demand_bytes + step.margin_bytes());
+    report.peak_bytes = std::max(report.peak_bytes, step.limit_without_evictions(event.demand_bytes));
   for (uint64_t* bytes : {&report.limit_bytes, &report.peak_bytes}) *bytes -= std::min(*bytes, elsewhere_bytes);
   return report;
 }
 
 Forecast forecast_at(const KnownStep& step, uint64_t limit_bytes) {
-  const StepChoice choice = step.choice_within(limit_bytes);
-  return {choice.seconds, choice.moved_bytes, choice.recomputed.size(), choice.state_bytes};
+  return forecast_of(step.choice_within(limit_bytes));
 }
 
 }  // namespace ebbtide::policy

@@ -22,6 +22,13 @@ struct Forecast {
   uint64_t state_bytes = 0;  // of optimizer states, on the host
 };
 
+// A choice for the step, and what steps that followed it took.
+struct ChoiceReport {
+  Forecast forecast;
+  double measured_seconds = 0;  // 0: none did
+  bool is_current = false;
+};
+
 // Device memory in use from a time on, in seconds since the step began, without waits.
 using Usage = std::vector<std::pair<double, uint64_t>>;
 
@@ -30,6 +37,7 @@ struct StepReport {
   uint64_t peak_bytes = 0;  // of which limit nothing would have to leave
   std::vector<ModuleReport> modules;
   Usage without, with;  // the plan
+  std::vector<ChoiceReport> choices;
 };
 
 // elsewhere_bytes: of the plan's limit and of the demand, what takes no device memory, such as weights on the host.

@@ -164,13 +164,19 @@ void CallScope::leave() noexcept {
 
 namespace {
 
+py::tuple as_tuple(const policy::Forecast& found) {
+  return py::make_tuple(found.seconds, found.moved_bytes, found.recomputed_calls, found.state_bytes);
+}
+
 py::tuple to_python(const policy::StepReport& report) {
-  py::list modules, without, with;
+  py::list modules, without, with, choices;
   for (const auto& each : report.modules)
     modules.append(py::make_tuple(each.module, each.kept_bytes, each.evicted_bytes, each.recomputed_bytes));
   for (const auto& [seconds, bytes] : report.without) without.append(py::make_tuple(seconds, bytes));
   for (const auto& [seconds, bytes] : report.with) with.append(py::make_tuple(seconds, bytes));
-  return py::make_tuple(report.limit_bytes, report.peak_bytes, modules, without, with);
+  for (const auto& [forecast, measured_seconds, is_current] : report.choices)
+    choices.append(py::make_tuple(as_tuple(forecast), measured_seconds, is_current));
+  return py::make_tuple(report.limit_bytes, report.peak_bytes, modules, without, with, choices);
 }
 
 void add_reports(py::module_& module) {
@@ -183,14 +189,13 @@ void add_reports(py::module_& module) {
         return to_python(policy::report_on(step->first, step->second));
       },
       "Of the latest step: the limit of its plan, the bytes that it would need without one, (module, kept, evicted, "
-      "recomputed bytes), and (seconds, bytes in use) without the plan and with it. None: there was no step.");
+      "recomputed bytes), (seconds, bytes in use) without the plan and with it, and of each choice (forecast, measured "
+      "seconds, whether it is current). None: there was no step.");
   module.def(
       "step_forecast",
       [=](uint64_t limit_bytes) {
         const auto step = ledger().latest_step();
-        const policy::Forecast found =
-            step ? policy::forecast_at(step->first, limit_bytes + step->second) : policy::Forecast();
-        return py::make_tuple(found.seconds, found.moved_bytes, found.recomputed_calls, found.state_bytes);
+        return as_tuple(step ? policy::forecast_at(step->first, limit_bytes + step->second) : policy::Forecast());
       },
       py::arg("limit_bytes"),
       "Of the latest step under another limit: seconds, bytes moved to the host, calls recomputed, bytes of optimizer "

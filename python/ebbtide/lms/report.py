@@ -21,6 +21,7 @@ class _Step(NamedTuple):
     modules: list[tuple[int, int, int, int]]
     without: list[tuple[float, int]]
     with_plan: list[tuple[float, int]]
+    choices: list[tuple[tuple[float, int, int, int], float, bool]]
 
 
 def stats() -> dict[str, int | float]:
@@ -167,22 +168,37 @@ def _rows_of(step: _Step) -> list[tuple[str, str]]:
         parts = [("kept", kept), ("evicted", evicted), ("recomputed", recomputed)]
         told = ", ".join(f"{what} {format_size(size)}" for what, size in parts if size)
         rows.append((f"saved in a step: {name}", told))
+    rows += _rows_of_choices(step)
     for part in range(_OTHER_LIMITS + 1):
         limit = step.limit + (step.peak - step.limit) * part // _OTHER_LIMITS
         rows.append((f"forecast of a step within {format_size(limit)}", _forecast(limit)))
     return rows
 
 
+def _rows_of_choices(step: _Step) -> list[tuple[str, str]]:
+    """Of those between which steps decided."""
+    rows = []
+    for (seconds, *parts), measured, is_current in step.choices if len(step.choices) > 1 else ():
+        told = [f"{measured:.3f} s"] if measured else ["not measured"]
+        told += [f"forecast {seconds:.3f} s", *_describe(*parts)]
+        rows.append(("steps as they are now" if is_current else "steps of another choice", ", ".join(told)))
+    return rows
+
+
 def _forecast(limit: int) -> str:
-    seconds, moved, recomputed, states = torch_extension.load("_lms").step_forecast(limit)
-    told = [f"{seconds:.3f} s"]
+    seconds, *parts = torch_extension.load("_lms").step_forecast(limit)
+    return ", ".join([f"{seconds:.3f} s", *(_describe(*parts) or ["everything fits"])])
+
+
+def _describe(moved: int, recomputed: int, states: int) -> list[str]:
+    told = []
     if moved:
         told.append(f"{format_size(moved)} evicted")
     if recomputed:
-        told.append(f"{recomputed} calls recomputed")
+        told.append(f"{recomputed} call{'' if recomputed == 1 else 's'} recomputed")
     if states:
         told.append(f"{format_size(states)} of states on the host")
-    return ", ".join(told) if len(told) > 1 else f"{told[0]}, everything fits"
+    return told
 
 
 _LEFT = (
