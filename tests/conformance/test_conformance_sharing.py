@@ -1,8 +1,9 @@
 """Memory that other processes may have: its descriptors, and who holds it."""
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,30 +140,30 @@ def test_memory_lives_until_all_its_imports_are_released(driver: Driver, other: 
     driver.free_mapped(address, handles[1], GRANULE)
 
 
-def test_what_was_imported_is_not_exported(driver: Driver) -> None:
+@contextlib.contextmanager
+def exported_and_imported(driver: Driver) -> Iterator[tuple[int, int, int]]:
+    """A handle, its import, and what the driver retains for the address of that."""
     handle = create_exportable(driver)
     file = export(driver, handle)
     imported = import_file(driver, file)
     os.close(file)
     address = map_handle(driver, imported)
     retained = driver.make("cuMemRetainAllocationHandle", ctypes.c_uint64, address)
-    for one in (imported, retained):
-        assert driver.cuMemExportToShareableHandle(ctypes.c_int(), one, POSIX_FILE, 0) == INVALID_VALUE
+    yield handle, imported, retained
     assert driver.cuMemRelease(retained) == driver.cuMemRelease(handle) == SUCCESS
     driver.free_mapped(address, imported, GRANULE)
+
+
+def test_what_was_imported_is_not_exported(driver: Driver) -> None:
+    with exported_and_imported(driver) as (_, imported, retained):
+        for one in (imported, retained):
+            assert driver.cuMemExportToShareableHandle(ctypes.c_int(), one, POSIX_FILE, 0) == INVALID_VALUE
 
 
 @pytest.mark.cuda_only("ebbtide asks CUDA alone for the properties of a handle")
 def test_the_properties_of_a_handle_say_whether_it_is_exported(driver: Driver) -> None:
-    handle = create_exportable(driver)
-    file = export(driver, handle)
-    imported = import_file(driver, file)
-    os.close(file)
-    address = map_handle(driver, imported)
-    retained = driver.make("cuMemRetainAllocationHandle", ctypes.c_uint64, address)
-    assert [handle_types(driver, one) for one in (handle, imported, retained)] == [POSIX_FILE, 0, 0]
-    assert driver.cuMemRelease(retained) == driver.cuMemRelease(handle) == SUCCESS
-    driver.free_mapped(address, imported, GRANULE)
+    with exported_and_imported(driver) as handles:
+        assert [handle_types(driver, one) for one in handles] == [POSIX_FILE, 0, 0]
 
 
 def handle_types(driver: Driver, handle: int) -> int:
