@@ -23,6 +23,8 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
   const auto one_alloc = [&] { return alloc("w", size_bytes, BackupKind::kRam, 1); };
   alloc("other", kChunk);
   const Live before = Live::now();
+  CUcontext callers = nullptr;
+  ASSERT_EQ(driver().cuCtxGetCurrent(&callers), CUDA_SUCCESS);
   const std::vector<std::string> names = calls_of([&] { deallocate(core(), one_alloc()); });
   for (const CallFailure& failure : failures_of(names)) {
     SCOPED_TRACE(failure.text());
@@ -41,6 +43,7 @@ TEST_P(AllocFaults, Invariant3_AnAllocationThatFailsLeavesNothing) {
       }
     }
     sim().clear_failures();
+    ASSERT_EQ(driver().cuCtxSetCurrent(callers), CUDA_SUCCESS);  // the way back may be what has failed
     give_back_caches(core());
     if (address != 0) {
       EXPECT_TRUE(is_zero(address + size_bytes - kChunk, kChunk));
