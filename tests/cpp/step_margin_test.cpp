@@ -158,14 +158,15 @@ TEST(StepMargin, APlanThatEvictsNothingLeavesWhatItsOwnStepsMissed) {
   const uint64_t more_bytes = all.rules.limits.limit_bytes / 64;
   KnownStep known(all.record, all.rules, limit_bytes / 16);
   const StepRecord step = known.current().choice().record;
-  for (int number = 0; number < 2; ++number) known.note(step, {{0, 0}, {1, 1}}, {{0, more_bytes}}, all.rules);
+  known.note(step, {{0, 0}, {1, 1}}, {{0, more_bytes}}, all.rules);
   EXPECT_TRUE(known.current().plan().evicts_nothing());
   EXPECT_EQ(known.margin_bytes(), all.rules.limits.limit_bytes / 32 + more_bytes);
 }
 
-// The first step that evicts nothing finds memory as one that did has left it, and the next ones do not.
-TEST(StepMargin, AMarginIsLearnedFromTheStepsThatItIsFor) {
+// A step that flushes finds memory as others have left it, and those after it do not.
+TEST(StepMargin, AMarginIsLearnedFromStepsThatNoFlushDisturbs) {
   AllRecomputed all;
+  all.rules.has_flushed = true;
   const uint64_t limit_bytes = all.rules.limits.limit_bytes;
   KnownStep known(all.record, all.rules, limit_bytes / 16);
   StepRecord step = known.current().choice().record;

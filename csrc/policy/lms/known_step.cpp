@@ -20,6 +20,8 @@ constexpr size_t kStepsOfChoice = 2;  // it is measured in
 constexpr uint64_t kMostPagesPart = 16;
 // In pages, a plan that evicts nothing leaves this part of the limit free, one in so many.
 constexpr uint64_t kUnmovedPart = 32;
+// As little is in use between two steps as between others if it differs by less than this part of the limit.
+constexpr uint64_t kLittleUsePart = 64;
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -43,6 +45,7 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules, uint64_t useless
   for (StepEvent& event : whole_.events) event.demand_bytes += std::min(grown_bytes, kMostDemandBytes);
   if (rules.limits.has_pages)
     margin_.note(std::min(useless_bytes, rules.limits.limit_bytes / kMostPagesPart), rules.limits.limit_bytes);
+  little_use_.note(rules.demand_bytes, 0);
   choose(rules);
 }
 
@@ -69,10 +72,7 @@ uint64_t KnownStep::limit_without_evictions(uint64_t demand_bytes) const {
 // So many bytes were missing in a step, beside those that its plan left free. Returns whether plans will leave others.
 bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
   const bool evicts = !current().plan().evicts_nothing();
-  if (limits_.has_pages) {
-    missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
-    if (std::exchange(has_pieces_, evicts) && !evicts) missing_bytes = 0;
-  }
+  if (limits_.has_pages) missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
   const uint64_t needed_bytes = missing_bytes == 0 ? 0 : missing_bytes + margin_within(held);
   const auto learn = [&](Margin& margin, uint64_t more_bytes) {
     const uint64_t known_bytes = margin.bytes(held.limit_bytes) + more_bytes;
@@ -145,11 +145,16 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);
+  const bool is_little_used = little_use_.note(rules.demand_bytes, rules.limits.limit_bytes / kLittleUsePart);
+  advice_ = tried.note_flushes(rules.has_flushed && rules.limits.has_pages, is_little_used);
   if (is_lesson) {
-    tried.note(step, matched, rules.is_timed ? duration(step) : 0);
+    // A step whose flushes later ones will be spared is the first of its choice, at most.
+    const bool is_first_only = advice_ != Flushes::Advice::kKeep && tried.measured_steps() > 0;
+    tried.note(step, matched, rules.is_timed && !is_first_only ? duration(step) : 0);
     StepLimits held = limits_;  // the limit may have been lower in the step
     held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
-    const uint64_t missing_bytes = tried.unexplained_bytes(matched, shortages, held, margin_within(held));
+    const uint64_t missing_bytes =
+        advice_ != Flushes::Advice::kKeep ? 0 : tried.unexplained_bytes(matched, shortages, held, margin_within(held));
     has_other_margin = learn_margin(missing_bytes, held);
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "policy/lms/flushes.h"
 #include "policy/lms/margin.h"
 #include "policy/lms/step_choice.h"
 #include "policy/lms/tried_choice.h"
@@ -22,6 +23,7 @@ struct StepRules {
   std::shared_ptr<const ForcedChoice> forced;  // null: the fastest choice is looked for
   bool is_timed = true;                        // the times of the step that ends are those of the device
   bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
+  bool has_flushed = false;    // torch gave back its cache in it, in pages
   uint64_t demand_bytes = 0;   // now, after the step and before the next one
   uint64_t least_limit_bytes = UINT64_MAX;  // when memory was short in the step
 };
@@ -48,6 +50,9 @@ class KnownStep {
   // A step has ended that followed the current choice. Returns whether what the next one will follow is new.
   bool note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules);
 
+  // Whether torch's cache is to be given back before the next step.
+  bool must_give_back() const { return advice_ == Flushes::Advice::kGiveBack; }
+
   // Whether the last steps had less than half of what their plans name, as those of another model of the same classes.
   bool is_another_program() const { return steps_of_another_ >= kStepsOfAnother; }
 
@@ -71,8 +76,9 @@ class KnownStep {
   StepLimits limits_;          // of the plans: other sizes that differ by little change only them
   double chosen_seconds_ = 0;  // that the step takes without a limit, as known where the choices were made
   Margin margin_;
-  Margin unmoved_margin_;   // in pages, of plans that evict nothing, beside a fixed part of the limit
-  bool has_pieces_ = true;  // the step before left some, which no step leaves that evicts nothing
+  Margin unmoved_margin_;  // in pages, of plans that evict nothing, beside a fixed part of the limit
+  LittleUse little_use_;   // between its steps
+  Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;
   bool is_settled_ = false;   // each choice was measured, and the best is current

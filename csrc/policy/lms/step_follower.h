@@ -100,6 +100,8 @@ class StepFollower {
   uint64_t margin_bytes() const {
     return followed_ != nullptr ? followed_->margin_bytes() : known_.empty() ? 0 : known_.front().step.margin_bytes();
   }
+  // Whether torch's cache is to be given back now that a step has ended.
+  bool must_give_back() const { return must_give_back_; }
   bool has_plan_for(uint64_t storage) const;
   uint64_t plans_made() const { return plans_made_; }
 
@@ -142,6 +144,7 @@ class StepFollower {
   std::list<Known> known_;  // the latest first
   KnownStep* followed_ = nullptr;
   bool is_outdated_ = false;  // all that is known, and this step
+  bool must_give_back_ = false;
   uint64_t plans_made_ = 0;
   uint64_t states_known_from_ = 0;  // the first step
   StepActions actions_;

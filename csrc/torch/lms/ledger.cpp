@@ -268,7 +268,7 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
     end_rest_if_over();
     Steps& steps = steps_[device.index()];
     steps.was_short = true;
-    steps.flushes = flushes;
+    steps.has_flushed |= std::exchange(steps.flushes, flushes) != flushes;
     steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
     // What is held and not in use; in one piece also the room, if it would have been enough.
     const uint64_t used_here_bytes = used_bytes - std::min(used_bytes, side.elsewhere_bytes(device));

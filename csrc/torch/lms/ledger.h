@@ -172,6 +172,8 @@ class Ledger {
     bool was_wanted = false;
     bool was_disturbed = false;
     bool was_short = false;
+    bool has_flushed = false;
+    bool must_give_back = false;   // what torch caches, before anything else
     bool is_choice_new = false;    // and no call was told of it
     uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory, without states
     uint64_t state_bytes = 0;      // of the latest plan: of optimizer states, wherever they lie
@@ -233,6 +235,7 @@ class Ledger {
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);
+  void give_back_cache(c10::Device device) noexcept;
   void note_flushes(c10::Device device, Steps& steps, const DeviceSide::Usage& usage);
   void want(SavedStorage& saved, const DeviceSide::Usage& usage);
   void forget_in_step(SavedStorage& saved) noexcept;

@@ -78,6 +78,7 @@ void Ledger::await_marks(c10::Device device) {
 // Everything that the step saved is gone. If nothing was wanted, it was a forward without backward, of which nothing is
 // learned.
 void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
+  bool must_give_back = false;
   if (steps.was_wanted) {
     if (may_rest_) rest_.step_ended(did_fit(steps));
     ++steps_since_update_;
@@ -89,10 +90,25 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
     rules.least_limit_bytes = steps.least_limit_bytes;
     steps.follower.end_step(rules);
     steps.is_choice_new = steps.follower.plans_made() != plans_before;
+    must_give_back = steps.follower.must_give_back();
   } else {
     steps.follower.abandon_step();
   }
   begin_anew(steps);
+  steps.must_give_back = must_give_back;
+}
+
+// Between two steps. The next one maps anew what it uses, so that its time says nothing of its plan. Neither the lock
+// nor the GIL is held meanwhile.
+void Ledger::give_back_cache(c10::Device device) noexcept {
+  {
+    const Lock lock(mutex_);
+    Steps& steps = steps_[device.index()];
+    if (!std::exchange(steps.must_give_back, false)) return;
+    steps.was_disturbed = true;
+  }
+  const GilReleased without_gil;
+  side_of(device).release_cached(device);
 }
 
 void Ledger::begin_anew(Steps& steps) const {
@@ -100,7 +116,7 @@ void Ledger::begin_anew(Steps& steps) const {
   steps.postponed.clear();
   steps.calls.clear();
   steps.marks.clear();
-  steps.was_wanted = steps.was_disturbed = steps.was_short = false;
+  steps.was_wanted = steps.was_disturbed = steps.was_short = steps.has_flushed = steps.must_give_back = false;
   steps.least_limit_bytes = UINT64_MAX;
   steps.evicted_before_bytes = ever_evicted_bytes_;
 }
@@ -169,7 +185,8 @@ policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) cons
           .may_recompute = may_recompute_,
           .forced = forced_,
           .is_timed = steps.marks.size() > 1,
-          .was_disturbed = steps.was_disturbed};
+          .was_disturbed = steps.was_disturbed,
+          .has_flushed = steps.has_flushed};
 }
 
 void Ledger::note_update() {
@@ -242,6 +259,7 @@ void Ledger::note_free(Steps& steps) {
 // pieces which a margin spares: it grows step by step, as nobody says how large they were.
 void Ledger::note_flushes(c10::Device device, Steps& steps, const DeviceSide::Usage& usage) {
   if (std::exchange(steps.flushes, usage.flushes) == usage.flushes) return;
+  steps.has_flushed = true;
   const uint64_t limit_bytes = limit_now(device, steps), margin_bytes = steps.follower.margin_bytes();
   const uint64_t free_bytes = limit_bytes - std::min(limit_bytes, usage.bytes);
   if (free_bytes > limit_bytes / kPiecesPart || margin_bytes > limit_bytes / kPiecesPart) return;
@@ -292,6 +310,7 @@ void Ledger::forget_in_step(SavedStorage& saved) noexcept {
 // What the plan wants to happen now. What no longer applies is left out. A load that does not fit, since free memory
 // lies in pieces or was not yet given back, comes at the next call, before later ones.
 void Ledger::perform(c10::Device device) noexcept {
+  give_back_cache(device);
   std::vector<std::shared_ptr<SavedStorage>> kept;  // outlives the lock: their destructor takes it
   Lock lock(mutex_);
   Steps& steps = steps_[device.index()];
