@@ -71,7 +71,7 @@ def _checkpointed(forward: Call) -> Call:
     return run
 
 
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.is_gpu())
 
 
@@ -144,7 +144,7 @@ class Language(nn.Module):
         return self.head(self.norm(hidden))
 
 
-def _language_loss(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+def language_loss(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
@@ -158,9 +158,9 @@ def gpt(layers: int, width: int, batch: int, length: int, feed: Callable[[], nn.
         model = Language(blocks, width, length)
 
     def loss(words: torch.Tensor) -> torch.Tensor:
-        return _language_loss(model(words), words)
+        return language_loss(model(words), words)
 
-    return Program(model, [*blocks], _adamw(model), lambda number: (_words(number, batch, length),), loss, 2)
+    return Program(model, [*blocks], make_adamw(model), lambda number: (_words(number, batch, length),), loss, 2)
 
 
 class Experts(nn.Module):
@@ -210,9 +210,9 @@ def llama(layers: int, width: int, batch: int, length: int) -> Program:
         model = Language(blocks, width, length)
 
     def loss(words: torch.Tensor) -> torch.Tensor:
-        return _language_loss(model(words), words)
+        return language_loss(model(words), words)
 
-    return Program(model, [*blocks], _adamw(model), lambda number: (_words(number, batch, length),), loss)
+    return Program(model, [*blocks], make_adamw(model), lambda number: (_words(number, batch, length),), loss)
 
 
 def padded(layers: int, width: int, batch: int, length: int) -> Program:
@@ -232,9 +232,9 @@ def padded(layers: int, width: int, batch: int, length: int) -> Program:
         hidden = encoder.embed(words)
         for block in encoder.blocks:
             hidden = block(hidden, mask, False)
-        return _language_loss(decoder(words, None, True, hidden, mask), words)
+        return language_loss(decoder(words, None, True, hidden, mask), words)
 
-    return Program(model, [*encoder.blocks, *decoder.blocks], _adamw(model), make_batch, loss)
+    return Program(model, [*encoder.blocks, *decoder.blocks], make_adamw(model), make_batch, loss)
 
 
 def vit(layers: int, width: int, batch: int, pixels: int) -> Program:
@@ -253,7 +253,7 @@ def vit(layers: int, width: int, batch: int, pixels: int) -> Program:
             hidden = block(hidden, None, False)
         return functional.cross_entropy(model[-1](model[-2](hidden.mean(1))), labels)
 
-    return Program(model, [*blocks], _adamw(model), make_batch, loss)
+    return Program(model, [*blocks], make_adamw(model), make_batch, loss)
 
 
 class Convolutions(nn.Module):
