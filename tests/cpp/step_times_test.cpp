@@ -89,6 +89,29 @@ TEST(StepTimes, InPagesTheFastestChoiceThatMovesNothingIsMeasured) {
   }
 }
 
+// What evictions cost beside their forecast is never less than nothing.
+TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsLess) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  const std::vector<Block> blocks = find_blocks(record, {});
+  size_t several = 0, alone = 0;
+  for (const double rate : {kLinkRate, kLinkRate / 2, kLinkRate / 4}) {
+    for (uint64_t percent = 10; percent < 100; percent += 5) {
+      const StepLimits limits{.limit_bytes = part_of_peak(record, percent),
+                              .out_bytes_per_second = rate,
+                              .in_bytes_per_second = rate,
+                              .has_pages = true};
+      const std::vector<StepChoice> found = choose_steps(record, limits, blocks);
+      for (size_t index = 1; index < found.size(); ++index, ++several) {
+        EXPECT_GE(found[index].seconds, found[index - 1].seconds) << percent;
+        EXPECT_LT(found[index].moved_bytes, found[index - 1].moved_bytes) << percent;
+      }
+      alone += found.front().moved_bytes == 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(several, 0u);
+  EXPECT_GT(alone, 0u);
+}
+
 // Where all blocks are recomputed, little leaves.
 TEST(StepTimes, InPagesForecastsThatDifferMoreAreMeasured) {
   const StepRecord record = transformer_step(1280, 12 * 1024);

@@ -146,7 +146,9 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);
   const bool is_little_used = little_use_.note(rules.demand_bytes, rules.limits.limit_bytes / kLittleUsePart);
-  advice_ = tried.note_flushes(rules.has_flushed && rules.limits.has_pages, is_little_used);
+  // What evicts makes islands in each step.
+  const bool may_stay_whole = rules.limits.has_pages && tried.plan().evicts_nothing();
+  advice_ = may_stay_whole ? flushes_.note(rules.has_flushed, is_little_used) : Flushes::Advice::kKeep;
   if (is_lesson) {
     // A step whose flushes later ones will be spared is the first of its choice, at most.
     const bool is_first_only = advice_ != Flushes::Advice::kKeep && tried.measured_steps() > 0;

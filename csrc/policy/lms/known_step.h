@@ -78,6 +78,7 @@ class KnownStep {
   Margin margin_;
   Margin unmoved_margin_;  // in pages, of plans that evict nothing, beside a fixed part of the limit
   LittleUse little_use_;   // between its steps
+  Flushes flushes_;        // in pages, of steps that evict nothing
   Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;

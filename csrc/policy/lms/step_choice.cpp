@@ -131,7 +131,7 @@ class Chooser {
 
   std::vector<StepChoice> results() {
     std::vector<StepChoice> found;
-    for (std::optional<StepChoice>* each : {&none_, &some_, &all_})
+    for (std::optional<StepChoice>* each : {&none_, &some_, &all_, &unmoved_})
       if (*each) found.push_back(std::move(**each));
     std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
     const double most_seconds = (limits_.has_pages ? kAlikeInPages : kAlike) * found.front().seconds;
@@ -139,13 +139,12 @@ class Chooser {
     std::erase_if(found, [&](const StepChoice& choice) {
       return choice.seconds > most_seconds || excess(choice) > least_excess;
     });
-    if (!unmoved_ || unmoved_->seconds > most_seconds) return found;
-    std::erase_if(found, [&](const StepChoice& choice) {
-      return choice.recomputed.size() > 0 && choice.plan.evicts_nothing() && !is_better(choice, *unmoved_);
-    });
-    found.push_back(std::move(*unmoved_));
-    std::sort(found.begin(), found.end(), [&](const auto& one, const auto& other) { return is_better(one, other); });
-    return found;
+    if (!limits_.has_pages) return found;
+    // Evictions may cost more than forecast: what is slower has to evict less.
+    std::vector<StepChoice> kept;
+    for (StepChoice& choice : found)
+      if (kept.empty() || choice.moved_bytes < kept.back().moved_bytes) kept.push_back(std::move(choice));
+    return kept;
   }
 
   const StepRecord& record_;

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "policy/lms/flushes.h"
 #include "policy/lms/step_choice.h"
 #include "policy/lms/step_record.h"
 
@@ -48,10 +47,6 @@ class TriedChoice {
 
   // A step has followed it: the demands of the last steps replace the expected ones, and sizes follow slowly.
   void note(const StepRecord& step, const MatchedEvents& matched, double seconds);
-  // Whether the step that followed it made torch give back its cache, and when that is to be given back in advance.
-  Flushes::Advice note_flushes(bool has_flushed, bool is_little_used) {
-    return flushes_.note(has_flushed, is_little_used);
-  }
   // The most bytes that a step missed where its demand does not explain it. The plan is for the limit without a margin.
   uint64_t unexplained_bytes(const MatchedEvents& matched, const Shortages& shortages, const StepLimits& limits,
                              uint64_t margin_bytes) const;
@@ -91,7 +86,6 @@ class TriedChoice {
   std::unordered_map<uint64_t, uint32_t> events_;    // by anchor
   std::unordered_map<uint64_t, uint32_t> storages_;  // by key
   std::vector<Correction> corrections_;              // from an event of the plan to the next one that has any
-  Flushes flushes_;
   size_t measured_steps_ = 0;
   double first_seconds_ = 0, later_seconds_ = 0;
 };
