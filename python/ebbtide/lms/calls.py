@@ -28,20 +28,7 @@ from ebbtide.lms.recompute.trials import try_out
 from ebbtide.torch_support.torch_names import find
 
 # They save what they are given, and hardly anything that recomputing would drop.
-_LAYERS = {
-    f"torch.nn.modules.{name}"
-    for name in (
-        "activation",
-        "batchnorm",
-        "conv",
-        "dropout",
-        "linear",
-        "normalization",
-        "padding",
-        "pooling",
-        "sparse",
-    )
-}
+_LAYERS = ("activation", "batchnorm", "conv", "dropout", "linear", "normalization", "padding", "pooling", "sparse")
 _PLAN_FORMAT = "ebbtide.lms plan 1"
 _FORBIDDEN = "the program forbids it"
 _UNHASHABLE = "a module of it can't be hashed"
@@ -65,12 +52,12 @@ def install(extension: Any) -> None:
     import torch
 
     _now.blocks = blocks = Blocks(extension)
-    is_grad_enabled, is_resting = torch.is_grad_enabled, extension.is_resting
+    is_grad_enabled, is_resting, layers = torch.is_grad_enabled, extension.is_resting, _layer_classes()
 
     def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        is_layer = type(module).__module__ in _LAYERS and not module._modules
         # The call around such a layer names what it saves, unless the program says which modules are meant.
-        if not is_grad_enabled() or (is_layer and not _now.names_layers) or is_resting():
+        is_named_outside = type(module) in layers and not _now.names_layers and not module._modules
+        if is_named_outside or not is_grad_enabled() or is_resting():
             return call(module, *arguments, **options)
         keeps = _now.may_evict is not None and not _now.may_evict(module)
         with extension.CallScope(module, arguments, options, keeps) as told:
@@ -90,6 +77,17 @@ def install(extension: Any) -> None:
 
     _now.calls = ModuleCalls(handle)  # noted first, so that an interrupt leaves nothing that `remove` does not end
     _now.calls.replace()
+
+
+def _layer_classes() -> frozenset[type]:
+    from torch.nn import modules
+
+    files = [getattr(modules, name) for name in _LAYERS]
+    return frozenset(kind for file in files for kind in vars(file).values() if _is_layer_of(file, kind))
+
+
+def _is_layer_of(file: Any, kind: Any) -> bool:
+    return isinstance(kind, type) and kind.__module__ == file.__name__
 
 
 def remove() -> None:

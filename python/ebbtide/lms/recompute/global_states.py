@@ -1,10 +1,11 @@
 """torch's state beside tensors: the generators of random numbers, and the settings that decide which kernels run.
 
-A checkpoint brings back autocast and the random numbers. The settings are brought back here: a program that chooses a
-backend of attention for its forward, say, has left that `with` when backward begins.
+A checkpoint brings back autocast and torch's random numbers. The settings are brought back here: a program that chooses
+a backend of attention for its forward, say, has left that `with` when backward begins.
 """
 
 import contextlib
+import ctypes
 import functools
 import random
 import sys
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ebbtide.torch_support.torch_names import find
+
+_HEADER_BYTES = object.__basicsize__  # of an object, with the count of its references
 
 # --- random numbers ---
 
@@ -34,6 +37,13 @@ class RandomStates:
             torch.get_device_module(device).set_rng_state(state, device)
 
 
+def of_device(device: Any) -> Any:
+    """The state of torch's own generator of one device."""
+    import torch
+
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
 class OtherRandomStates:
     """Python's and NumPy's own generators, at construction.
 
@@ -41,12 +51,12 @@ class OtherRandomStates:
     """
 
     def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), _numpy_state()
+        self._python, self._numpy = _of_python.state(), _of_numpy.state()
 
     def have_moved(self) -> bool:
         """Whether this thread or another one has drawn. Importing NumPy is no draw."""
-        moved_numpy = self._numpy is not None and not _are_equal(_numpy_state(), self._numpy)
-        return moved_numpy or random.getstate() != self._python
+        moved_numpy = self._numpy is not None and not _are_equal(_of_numpy.state(), self._numpy)
+        return moved_numpy or _of_python.state() != self._python
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -64,21 +74,71 @@ class OtherRandomStates:
             sys.modules["numpy.random"].set_state(self._numpy)
 
 
+class _Generator:
+    """A generator whose state takes long to read (NumPy's 60 us). It is read again where its memory has changed.
+
+    Args:
+        read: its state; None: there is none.
+        memory: what differs wherever the state does. None: nothing is known to.
+    """
+
+    def __init__(self, read: Callable[[], Any], memory: Callable[[], Any]) -> None:
+        self._read, self._memory = read, memory
+        self._latest: tuple[Any, Any] | None = None  # memory and state
+
+    def state(self) -> Any:
+        memory = self._memory()
+        if self._latest is not None and memory is not None and memory == self._latest[0]:
+            return self._latest[1]
+        state = self._read()
+        if memory == self._memory():  # no other thread has drawn meanwhile
+            self._latest = memory, state
+        return state
+
+
+def _bytes_of(one: Any, kind: type) -> bytes | None:
+    """The memory of an object behind its header, as far as its class of C lays it out."""
+    if sys.implementation.name != "cpython" or not isinstance(one, kind):
+        return None
+    return ctypes.string_at(id(one) + _HEADER_BYTES, kind.__basicsize__ - _HEADER_BYTES)
+
+
+def _memory_of_python() -> Any:
+    generator: Any = getattr(random.getstate, "__self__", None)
+    kind: Any = random.Random.__base__
+    of_c = _bytes_of(generator, kind)
+    return None if of_c is None else (of_c, generator.gauss_next)
+
+
+_MT19937_BYTES = 625 * 4  # 624 words and a position
+
+
+def _memory_of_numpy() -> Any:
+    numpy: Any = sys.modules.get("numpy.random")
+    bits: Any = getattr(numpy, "get_bit_generator", lambda: None)()
+    if type(bits).__name__ != "MT19937":
+        return None
+    # A second number of the normal distribution waits in the object around it.
+    around = _bytes_of(getattr(numpy.get_state, "__self__", None), numpy.RandomState)
+    return None if around is None else (ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES), around)
+
+
 def _numpy_state() -> Any:
     numpy: Any = sys.modules.get("numpy.random")
-    return None if numpy is None else numpy.get_state()
+    return None if numpy is None else numpy.get_state(legacy=False)
 
 
 def _are_equal(one: Any, other: Any) -> bool:
-    """Of NumPy's states, whose second entry is an array."""
-    return one[0] == other[0] and one[1].tobytes() == other[1].tobytes() and one[2:] == other[2:]
+    """Of NumPy's states: dicts with arrays in them."""
+    if one is other:
+        return True
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_are_equal(one[name], other[name]) for name in one)
+    return bool(one.tobytes() == other.tobytes()) if hasattr(one, "tobytes") else bool(one == other)
 
 
-def of_device(device: Any) -> Any:
-    """The state of torch's own generator of one device."""
-    import torch
-
-    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+_of_python = _Generator(random.getstate, _memory_of_python)
+_of_numpy = _Generator(_numpy_state, _memory_of_numpy)
 
 
 # --- settings ---

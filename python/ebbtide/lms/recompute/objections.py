@@ -99,7 +99,8 @@ def call_objection(module: Any, structure: Structure) -> str:
     """
     if structure.unknown:
         return structure.unknown
-    parameters = [one for one in module.parameters() if one is not None]
+    # torch's own list of them names each one, which takes three times as long.
+    parameters = [one for each in module.modules() for one in each._parameters.values() if one is not None]
     return _objection_to_tensors([*parameters, *structure.tensors])
 
 
