@@ -21,8 +21,8 @@ WORKLOADS = _load(
     "first_pause prepared_pause copy_ahead steady unchanged no_backup swap early_kernel forward disk malloc "
     "overflow_read host_chunks run_spike run_generate run_overhead run_pauseable jax_preallocation threads "
     "hidden_costs small_tags share hand_over trainer_and_engine curve "
-    "lms_programs lms_parallel lms_blocks lms_weights lms_fits lms_resnet lms_states lms_trainer lms_largest lms_finetune "
-    "copy_tuning",
+    "lms_programs lms_parallel lms_blocks lms_weights lms_fits lms_resnet lms_states lms_trainer lms_largest "
+    "lms_finetune copy_tuning",
 )
 # Those that only run where they are named.
 ON_DEMAND = ("copy_tuning", "lms_finetune", "lms_largest", "lms_parallel", "lms_programs")

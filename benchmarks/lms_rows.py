@@ -97,6 +97,21 @@ def program_rows() -> list[Row]:
     return rows
 
 
+def parallel_rows() -> list[Row]:
+    """Each held against checkpoints of all blocks, which may need less memory, or more."""
+    rows = []
+    for way, name in (("ddp", "DDP"), ("fsdp", "FSDP2")):
+        group = f"lms_parallel.{way}"
+        rows.append(Row(f"GPT on 2 GPUs, {name}, all memory", "plain", f"{group}_plain", "step", moves=0))
+        checkpoint = f"{group}_checkpoint_1"
+        rows.append(Row(f"GPT on 2 GPUs, {name}, checkpoints", "checkpoint", checkpoint, "step", moves=0))
+        best = (shown(median(checkpoint, "step", "checkpoint")),)
+        for share in Sizes().training.program_shares:
+            workload = f"GPT on 2 GPUs, {name}, in {share} % of the memory"
+            rows.append(Row(workload, "auto", f"{group}_auto_{share}", "step", best, 0))
+    return rows
+
+
 def largest_rows() -> list[Row]:
     """What fits is a fact of each; the figure is a step of it."""
     rows = []

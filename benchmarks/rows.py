@@ -334,6 +334,7 @@ ROWS = (
     *lms_rows.weight_rows(),
     *lms_rows.largest_rows(),
     *lms_rows.program_rows(),
+    *lms_rows.parallel_rows(),
     *lms_rows.finetune_rows(),
 )
 
