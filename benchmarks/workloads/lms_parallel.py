@@ -3,8 +3,8 @@
 Plain, with every block checkpointed, and under large model support.
 """
 
+import gc
 import multiprocessing
-import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -66,6 +66,7 @@ def train_limited(sizes: Sizes, way: str, share: int, rank: int) -> Measured:
         needs: list[Any] = [None] * RANKS
         distributed.all_gather_object(needs, peak.read())
     limit = max(needs) * share // 100
+    gc.collect()
     device.empty_cache()
     measured = Measured(facts={"needed_bytes": max(needs), "limit_bytes": limit})
     with ebbtide.lms.enable(limit=limit, min_size=sizes.training.least_bytes):
@@ -82,6 +83,7 @@ def train_limited(sizes: Sizes, way: str, share: int, rank: int) -> Measured:
 
 
 def run_rank(train: Callable[..., Measured], rendezvous: str, rank: int) -> Measured:
+    torch.set_num_threads(1)
     if device.is_gpu():
         torch.cuda.set_device(rank)
     distributed.init_process_group(
@@ -101,7 +103,6 @@ def measure(sizes: Sizes, train: Callable[..., Measured], **options: Any) -> Mea
     """That of the first rank, with the faults of all."""
     if saver.device == "cuda" and torch.cuda.device_count() < RANKS:
         raise SkippedError(f"needs {RANKS} GPUs")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     spawning = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(RANKS, spawning) as ranks:
         start = partial(run_rank, partial(train, sizes, **options), str(Path(folder, "rendezvous")))

@@ -38,30 +38,20 @@ TEST(StepFlushes, WhereItHelpedForLongItIsGivenBackAsSoonAgain) {
   }
 }
 
-TEST(StepFlushes, TheCacheIsGivenBackWhereLittleIsInUse) {
+TEST(StepFlushes, TheCacheIsGivenBackAfterAnUpdate) {
   Flushes flushes;
   EXPECT_EQ(flushes.note(true, false), Advice::kWait);
   EXPECT_EQ(flushes.note(false, false), Advice::kWait);
   EXPECT_EQ(flushes.note(false, true), Advice::kGiveBack);
   EXPECT_EQ(flushes.note(false, true), Advice::kKeep);
-  LittleUse little_use;
-  EXPECT_TRUE(little_use.note(100, 10));
-  EXPECT_FALSE(little_use.note(111, 10));
-  EXPECT_TRUE(little_use.note(110, 10));
-  EXPECT_TRUE(little_use.note(50, 10));
-  for (int step = 0; step < 7; ++step) EXPECT_FALSE(little_use.note(100, 10)) << step;
-  EXPECT_TRUE(little_use.note(100, 10)) << "what was longer ago does not count";
 }
 
-// Two micro-batches to a step, and gradients in use between them. The first choice evicts, and the last one does not.
+// The first choice evicts, and the last one does not.
 class FlushingSteps : public testing::Test {
  protected:
-  FlushingSteps() {
-    rules_.limits.has_pages = true;
-    rules_.demand_bytes = kBetweenSteps;
-  }
-  void note(KnownStep& known, uint64_t used_bytes, bool has_flushed, const Shortages& shortages = {}) {
-    rules_.demand_bytes = used_bytes;
+  FlushingSteps() { rules_.limits.has_pages = true; }
+  void note(KnownStep& known, bool had_update, bool has_flushed, const Shortages& shortages = {}) {
+    rules_.had_update = had_update;
     rules_.has_flushed = has_flushed;
     known.note(known.current().choice().record, {{0, 0}, {1, 1}}, shortages, rules_);
   }
@@ -77,15 +67,17 @@ class FlushingSteps : public testing::Test {
     return known;
   }
 
-  static constexpr uint64_t kBetweenSteps = 1000, kBetweenMicroBatches = 2'000'000'000;
+  static constexpr bool kBetweenSteps = true, kBetweenMicroBatches = false;
   const StepRecord record_ = transformer_step(1280, 12 * 1024);
   StepRules rules_ = rules_at(at_limit(part_of_peak(record_, 70)));
 };
 
 TEST_F(FlushingSteps, TheCacheIsGivenBackAfterTheStepAndNotBetweenMicroBatches) {
   KnownStep known = known_that_evicts_nothing();
-  note(known, kBetweenMicroBatches, true);
-  EXPECT_FALSE(known.must_give_back());
+  for (int micro_batch = 0; micro_batch < 31; ++micro_batch) {
+    note(known, kBetweenMicroBatches, micro_batch == 0);
+    EXPECT_FALSE(known.must_give_back());
+  }
   note(known, kBetweenSteps, false);
   EXPECT_TRUE(known.must_give_back());
   note(known, kBetweenMicroBatches, false);
@@ -129,6 +121,28 @@ TEST_F(FlushingSteps, ATimeWithAFlushThatLaterStepsAreSparedDoesNotCount) {
   note(known, kBetweenSteps, true);
   EXPECT_EQ(last.measured_steps(), 2u) << "what giving back has not helped is its own time";
   EXPECT_TRUE(known.is_settled());
+}
+
+TEST_F(FlushingSteps, WhatADisturbedStepFlushesIsNothingThatLaterOnesDo) {
+  KnownStep known = known_that_evicts_nothing();
+  rules_.was_disturbed = true;
+  note(known, kBetweenSteps, true);
+  EXPECT_FALSE(known.must_give_back());
+}
+
+// A choice is made again, those that evict are measured, and the one that does not finds their islands.
+TEST_F(FlushingSteps, EachTimeThatChoicesAreMadeTheCacheIsGivenBackAsSoon) {
+  KnownStep known = known_that_evicts_nothing();
+  for (int time = 0; time < 8; ++time) {
+    note(known, kBetweenSteps, true);
+    EXPECT_TRUE(known.must_give_back()) << time;
+    for (int step = 0; step < 4; ++step) note(known, kBetweenSteps, true);
+    const uint64_t margin_bytes = known.margin_bytes();
+    known.choose(rules_);
+    for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, true);
+    ASSERT_TRUE(known.current().plan().evicts_nothing());
+    EXPECT_EQ(known.margin_bytes(), margin_bytes);
+  }
 }
 
 }  // namespace

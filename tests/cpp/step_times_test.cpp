@@ -89,8 +89,8 @@ TEST(StepTimes, InPagesTheFastestChoiceThatMovesNothingIsMeasured) {
   }
 }
 
-// What evictions cost beside their forecast is never less than nothing.
-TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsLess) {
+// Evictions may cost more than forecast. So may what is recomputed: the host's time is in no forecast.
+TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsOrRecomputesLess) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   const std::vector<Block> blocks = find_blocks(record, {});
   size_t several = 0, alone = 0;
@@ -102,10 +102,13 @@ TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsLess) {
                               .has_pages = true};
       const std::vector<StepChoice> found = choose_steps(record, limits, blocks);
       for (size_t index = 1; index < found.size(); ++index, ++several) {
-        EXPECT_GE(found[index].seconds, found[index - 1].seconds) << percent;
-        EXPECT_LT(found[index].moved_bytes, found[index - 1].moved_bytes) << percent;
+        const StepChoice &choice = found[index], &before = found[index - 1];
+        const bool evicts_less = choice.moved_bytes < before.moved_bytes;
+        EXPECT_GE(choice.seconds, before.seconds) << percent;
+        EXPECT_TRUE(evicts_less || choice.recomputed.size() < before.recomputed.size()) << percent;
+        EXPECT_TRUE(evicts_less || choice.seconds <= 1.2 * found.front().seconds) << percent;
       }
-      alone += found.front().moved_bytes == 0 ? 1 : 0;
+      alone += found.size() == 1 ? 1 : 0;
     }
   }
   EXPECT_GT(several, 0u);

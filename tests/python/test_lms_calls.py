@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import lms_models  # noqa: E402
-from ebbtide.lms import calls  # noqa: E402
+from ebbtide import torch_extension  # noqa: E402
+from ebbtide.lms import calls, devices  # noqa: E402
 from lms_calls import FAST, SLOW, STEPS, blocks_of, chain, chain_of_blocks, run, run_plainly, through  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -329,3 +330,32 @@ def test_blocks_without_a_module_around_them(within, second_runs):
     with within(chain_of_blocks):
         assert run(chain_of_blocks()) == plain
         assert len(second_runs) > 2 * STEPS and not calls.refused()
+
+
+def test_a_call_that_is_told_so_gives_the_cache_back_before_anything_else(lms, monkeypatch):
+    extension, happened = torch_extension.load("_lms"), []
+    told = [extension.GIVE_BACK, 0]
+
+    class Scope:
+        def __init__(self, *_):
+            pass
+
+        def __enter__(self):
+            return told.pop(0)
+
+        def __exit__(self, *_):
+            pass
+
+    class Called(nn.Module):
+        def forward(self, x):
+            happened.append("called")
+            return x
+
+    monkeypatch.setattr(devices.SimulatedDevice, "trim", lambda _: happened.append("given back"))
+    with lms.enable(limit="1GiB"):
+        monkeypatch.setattr(extension, "CallScope", Scope)
+        monkeypatch.setattr(extension, "disturb_step", lambda: happened.append("disturbed"))
+        happened.clear()
+        for _ in range(2):
+            Called()(torch.ones(1))
+    assert happened[:4] == ["given back", "disturbed", "called", "called"]

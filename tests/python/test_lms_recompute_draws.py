@@ -95,10 +95,35 @@ def test_a_state_that_another_thread_moves_meanwhile_is_not_kept(monkeypatch: py
         return read()
 
     random.random()
+    before = random.getstate()
     with monkeypatch.context() as patch:
         patch.setattr(generator, "_read", read_late)
         generator.state()
-    assert generator.state() == random.getstate()
+    random.setstate(before)
+    assert generator.state() == before
+
+
+def test_generators_of_the_program_in_the_place_of_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counts(random.Random):
+        count = 0
+
+        def random(self) -> float:
+            self.count += 1
+            return 0.5
+
+        def getstate(self) -> Any:
+            return self.count
+
+    mine, other = Counts(), numpy.RandomState(5)
+    monkeypatch.setattr(random, "getstate", mine.getstate)
+    before = OtherRandomStates()
+    mine.random()
+    assert before.have_moved()
+    monkeypatch.setattr(numpy, "get_state", other.get_state)
+    before = OtherRandomStates()
+    assert not before.have_moved()
+    other.rand()
+    assert before.have_moved()
 
 
 @pytest.mark.skipif(not hasattr(numpy, "set_bit_generator"), reason="this NumPy can't change its generator")

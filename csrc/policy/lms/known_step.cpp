@@ -20,8 +20,6 @@ constexpr size_t kStepsOfChoice = 2;  // it is measured in
 constexpr uint64_t kMostPagesPart = 16;
 // In pages, a plan that evicts nothing leaves this part of the limit free, one in so many.
 constexpr uint64_t kUnmovedPart = 32;
-// As little is in use between two steps as between others if it differs by less than this part of the limit.
-constexpr uint64_t kLittleUsePart = 64;
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -45,7 +43,6 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules, uint64_t useless
   for (StepEvent& event : whole_.events) event.demand_bytes += std::min(grown_bytes, kMostDemandBytes);
   if (rules.limits.has_pages)
     margin_.note(std::min(useless_bytes, rules.limits.limit_bytes / kMostPagesPart), rules.limits.limit_bytes);
-  little_use_.note(rules.demand_bytes, 0);
   choose(rules);
 }
 
@@ -101,6 +98,7 @@ void KnownStep::choose(const StepRules& rules) {
   limits_ = rules.limits;
   chosen_seconds_ = duration(whole_);
   choices_.clear();
+  flushes_ = {};
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
   current_ = 0;
   is_settled_ = false;
@@ -145,10 +143,9 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);
-  const bool is_little_used = little_use_.note(rules.demand_bytes, rules.limits.limit_bytes / kLittleUsePart);
   // What evicts makes islands in each step.
   const bool may_stay_whole = rules.limits.has_pages && tried.plan().evicts_nothing();
-  advice_ = may_stay_whole ? flushes_.note(rules.has_flushed, is_little_used) : Flushes::Advice::kKeep;
+  advice_ = may_stay_whole ? flushes_.note(rules.has_flushed && is_lesson, rules.had_update) : Flushes::Advice::kKeep;
   if (is_lesson) {
     // A step whose flushes later ones will be spared is the first of its choice, at most.
     const bool is_first_only = advice_ != Flushes::Advice::kKeep && tried.measured_steps() > 0;

@@ -23,7 +23,8 @@ struct StepRules {
   std::shared_ptr<const ForcedChoice> forced;  // null: the fastest choice is looked for
   bool is_timed = true;                        // the times of the step that ends are those of the device
   bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
-  bool has_flushed = false;    // torch gave back its cache in it, in pages
+  bool has_flushed = false;    // torch gave back its cache in it
+  bool had_update = true;      // an optimizer has stepped after it: there may be no gradients now
   uint64_t demand_bytes = 0;   // now, after the step and before the next one
   uint64_t least_limit_bytes = UINT64_MAX;  // when memory was short in the step
 };
@@ -77,8 +78,7 @@ class KnownStep {
   double chosen_seconds_ = 0;  // that the step takes without a limit, as known where the choices were made
   Margin margin_;
   Margin unmoved_margin_;  // in pages, of plans that evict nothing, beside a fixed part of the limit
-  LittleUse little_use_;   // between its steps
-  Flushes flushes_;        // in pages, of steps that evict nothing
+  Flushes flushes_;        // in pages, of steps that evict nothing, under these choices
   Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;

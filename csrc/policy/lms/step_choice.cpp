@@ -139,11 +139,25 @@ class Chooser {
     std::erase_if(found, [&](const StepChoice& choice) {
       return choice.seconds > most_seconds || excess(choice) > least_excess;
     });
-    if (!limits_.has_pages) return found;
-    // Evictions may cost more than forecast: what is slower has to evict less.
+    return limits_.has_pages ? without_worse(std::move(found)) : found;
+  }
+
+  // What is slower has to evict less, or to recompute less; and what is much slower to evict less, which may cost more
+  // than forecast.
+  static std::vector<StepChoice> without_worse(std::vector<StepChoice> found) {
+    const auto evicted_bytes = [](const StepChoice& choice) { return choice.moved_bytes + choice.plan.excess_bytes; };
+    const double most_seconds = kAlike * found.front().seconds;
     std::vector<StepChoice> kept;
-    for (StepChoice& choice : found)
-      if (kept.empty() || choice.moved_bytes < kept.back().moved_bytes) kept.push_back(std::move(choice));
+    for (StepChoice& choice : found) {
+      const uint64_t bytes = evicted_bytes(choice);
+      const bool evicts_least =
+          std::all_of(kept.begin(), kept.end(), [&](const StepChoice& other) { return bytes < evicted_bytes(other); });
+      const bool is_worse = std::any_of(kept.begin(), kept.end(), [&](const StepChoice& other) {
+        return evicted_bytes(other) <= bytes && other.recomputed.size() <= choice.recomputed.size() &&
+               other.state_bytes <= choice.state_bytes;
+      });
+      if (evicts_least || (!is_worse && choice.seconds <= most_seconds)) kept.push_back(std::move(choice));
+    }
     return kept;
   }
 

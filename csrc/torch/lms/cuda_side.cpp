@@ -41,8 +41,8 @@ struct OwnAllocation {
 thread_local bool OwnAllocation::is_open = false;
 
 std::array<std::atomic<uint64_t>, kMostDevices> limits{}, away{}, elsewhere{};
+std::array<std::atomic<uint64_t>, kMostDevices> given_back{};  // how often torch's cache was, in an allocation
 std::array<std::atomic<Watch>, kMostDevices> watches{};
-std::atomic<uint64_t> given_back{0};  // how often torch's cache was, in an allocation
 std::atomic<decltype(CudaHooks::reclaim)> reclaim_hook{nullptr};
 std::atomic<decltype(CudaHooks::overflow)> overflow_hook{nullptr};
 std::atomic<decltype(CudaHooks::balance)> balance_hook{nullptr};
@@ -92,7 +92,8 @@ class CudaSide final : public DeviceSide {
 
   Usage usage(c10::Device device) const override {
     const auto found = stats(device);
-    return {counted(found.allocated_bytes[kAll].current), counted(found.num_alloc_retries) + given_back.load()};
+    return {counted(found.allocated_bytes[kAll].current),
+            counted(found.num_alloc_retries) + given_back.at(device.index()).load()};
   }
   uint64_t elsewhere_bytes(c10::Device device) const override { return elsewhere.at(device.index()).load(); }
   uint64_t held_bytes(c10::Device device) const override {
@@ -205,9 +206,9 @@ bool is_looked_at(size_t size_bytes) {
 }
 
 // False: during a capture.
-bool has_given_back(decltype(CudaHooks::give_back) give_back) {
+bool has_given_back(c10::Device device, decltype(CudaHooks::give_back) give_back) {
   if (!give_back()) return false;
-  ++given_back;
+  ++given_back.at(device.index());
   return true;
 }
 
@@ -221,7 +222,7 @@ c10::DataPtr allocate_within_limit(c10::Allocator* self, size_t size_bytes) {
   Holdings before(device);
   if (would_exceed(device, size_bytes, before)) {
     if (Ledger::is_prefetching()) refuse(size_bytes);
-    if (!has_given_back(give_back)) return former(self, size_bytes);
+    if (!has_given_back(device, give_back)) return former(self, size_bytes);
     before = Holdings(device);
     const bool has_room = before.held_bytes + size_bytes <= most_bytes(device) || before.cached_bytes >= size_bytes;
     if (watch == Watch::kAll && !has_room) refuse(size_bytes);  // otherwise torch's limit, which holds again, decides
@@ -230,7 +231,7 @@ c10::DataPtr allocate_within_limit(c10::Allocator* self, size_t size_bytes) {
     c10::DataPtr data = former(self, size_bytes);
     if (!exceeds(device, before)) return data;
     data.clear();
-    if (!has_given_back(give_back)) return former(self, size_bytes);
+    if (!has_given_back(device, give_back)) return former(self, size_bytes);
     if (is_last || Ledger::is_prefetching()) break;
     before = Holdings(device);
   }

@@ -111,7 +111,8 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
 
 void Ledger::note_saved(SavedStorage& saved, bool is_new, const DeviceSide::Usage& usage) {
   const uint64_t used_bytes = usage.bytes;
-  Steps& steps = is_new ? steps_now(saved.device_, used_bytes) : steps_[saved.device_.index()];
+  Steps& steps = is_new ? steps_now(saved.device_, usage) : steps_[saved.device_.index()];
+  steps.must_give_back = false;  // too late for a step that saves before it calls a module
   const policy::NewStorage named = name_storage(saved.storage_, steps, used_bytes);
   saved.stays_ |= named.stays;
   if (is_new) {
@@ -268,7 +269,7 @@ uint64_t Ledger::reclaim(c10::Device device, uint64_t wanted_bytes, bool is_firs
     end_rest_if_over();
     Steps& steps = steps_[device.index()];
     steps.was_short = true;
-    steps.has_flushed |= std::exchange(steps.flushes, flushes) != flushes;
+    steps.has_flushed |= std::exchange(steps.flushes, flushes) != flushes && !steps.storages.empty();
     steps.follower.missed(demand_bytes(used_bytes + wanted_bytes));  // without what torch caches
     // What is held and not in use; in one piece also the room, if it would have been enough.
     const uint64_t used_here_bytes = used_bytes - std::min(used_bytes, side.elsewhere_bytes(device));

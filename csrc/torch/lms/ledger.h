@@ -110,6 +110,7 @@ class Ledger {
     kToldNothing = 0,
     kRecompute = 1,  // the step's plan recomputes the call
     kNewChoice = 2,  // a step begins with it, and its choice is new
+    kGiveBack = 4,   // a step begins with it, before which torch's cache is to be given back
   };
   uint32_t enter_call();
   void leave_call() noexcept;
@@ -173,7 +174,7 @@ class Ledger {
     bool was_disturbed = false;
     bool was_short = false;
     bool has_flushed = false;
-    bool must_give_back = false;   // what torch caches, before anything else
+    bool must_give_back = false;   // torch's cache, and no call was told of it
     bool is_choice_new = false;    // and no call was told of it
     uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory, without states
     uint64_t state_bytes = 0;      // of the latest plan: of optimizer states, wherever they lie
@@ -220,8 +221,8 @@ class Ledger {
   void await_marks(c10::Device device);
   static bool has_ended(const Steps& steps);
   // After the end of the last step, if that is due.
-  Steps& steps_now(c10::Device device, uint64_t used_bytes);
-  void end_step(c10::Device device, Steps& steps, uint64_t used_bytes);
+  Steps& steps_now(c10::Device device, const DeviceSide::Usage& usage);
+  void end_step(c10::Device device, Steps& steps, const DeviceSide::Usage& usage);
   bool did_fit(const Steps& steps) const;
   void begin_anew(Steps& steps) const;
   void forget_rest();
@@ -235,7 +236,6 @@ class Ledger {
   static void note_due(Steps& steps);
   static void watch(Steps& steps, SavedStorage& saved);
   static void note_free(Steps& steps);
-  void give_back_cache(c10::Device device) noexcept;
   void note_flushes(c10::Device device, Steps& steps, const DeviceSide::Usage& usage);
   void want(SavedStorage& saved, const DeviceSide::Usage& usage);
   void forget_in_step(SavedStorage& saved) noexcept;
@@ -255,7 +255,9 @@ class Ledger {
   std::map<c10::DeviceIndex, Steps> steps_;
   Rate out_, in_;
   uint64_t steps_since_update_ = 0, steps_per_update_ = 1;  // updates by optimizers
-  std::unordered_set<uint64_t> forbidden_;                  // modules that can't be recomputed
+  bool has_updated_ = false;                                // since the last step ended
+  bool has_optimizers_ = false;
+  std::unordered_set<uint64_t> forbidden_;  // modules that can't be recomputed
   bool may_recompute_ = false, may_evict_ = true;
   std::shared_ptr<const policy::ForcedChoice> forced_;
   policy::Rest rest_;

@@ -41,20 +41,21 @@ void Ledger::renew_frames(c10::Device device, Steps& steps, uint64_t used_bytes)
 
 uint32_t Ledger::enter_call() {
   const c10::Device device = device_now();
-  const uint64_t used_bytes = side_of(device).used_bytes(device);  // not under the lock: torch's is taken before it
+  const DeviceSide::Usage usage = side_of(device).usage(device);  // not under the lock: torch's is taken before it
   uint32_t told = kToldNothing;
   await_marks(device);
   {
     const Lock lock(mutex_);
-    Steps& steps = steps_now(device, used_bytes);
+    Steps& steps = steps_now(device, usage);
     auto& frames = open_calls();
     if (frames.size() > 1) {
       CallFrame& parent = frames[frames.size() - 2];
       ++parent.calls;
       parent.saves = 0;
     }
-    renew_frames(device, steps, used_bytes);
+    renew_frames(device, steps, usage.bytes);
     mark(device, steps);
+    if (std::exchange(steps.must_give_back, false)) told |= kGiveBack;
     if (std::exchange(steps.is_choice_new, false)) told |= kNewChoice;
     if (steps.follower.is_recomputed(frames.back().key)) told |= kRecompute;
   }

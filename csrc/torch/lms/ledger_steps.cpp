@@ -51,9 +51,9 @@ bool Ledger::has_ended(const Steps& steps) {
   return steps.storages.empty() && (steps.was_wanted || steps.follower.has_saved());
 }
 
-Ledger::Steps& Ledger::steps_now(c10::Device device, uint64_t used_bytes) {
+Ledger::Steps& Ledger::steps_now(c10::Device device, const DeviceSide::Usage& usage) {
   Steps& steps = steps_[device.index()];
-  if (has_ended(steps)) end_step(device, steps, used_bytes);
+  if (has_ended(steps)) end_step(device, steps, usage);
   return steps;
 }
 
@@ -77,7 +77,7 @@ void Ledger::await_marks(c10::Device device) {
 
 // Everything that the step saved is gone. If nothing was wanted, it was a forward without backward, of which nothing is
 // learned.
-void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
+void Ledger::end_step(c10::Device device, Steps& steps, const DeviceSide::Usage& usage) {
   bool must_give_back = false;
   if (steps.was_wanted) {
     if (may_rest_) rest_.step_ended(did_fit(steps));
@@ -86,7 +86,8 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
     set_times(steps);
     const uint64_t plans_before = steps.follower.plans_made();
     policy::StepRules rules = rules_for(device, steps);
-    rules.demand_bytes = demand_bytes(used_bytes);
+    rules.demand_bytes = demand_bytes(usage.bytes);
+    rules.had_update = std::exchange(has_updated_, false) || !has_optimizers_;
     rules.least_limit_bytes = steps.least_limit_bytes;
     steps.follower.end_step(rules);
     steps.is_choice_new = steps.follower.plans_made() != plans_before;
@@ -96,19 +97,7 @@ void Ledger::end_step(c10::Device device, Steps& steps, uint64_t used_bytes) {
   }
   begin_anew(steps);
   steps.must_give_back = must_give_back;
-}
-
-// Between two steps. The next one maps anew what it uses, so that its time says nothing of its plan. Neither the lock
-// nor the GIL is held meanwhile.
-void Ledger::give_back_cache(c10::Device device) noexcept {
-  {
-    const Lock lock(mutex_);
-    Steps& steps = steps_[device.index()];
-    if (!std::exchange(steps.must_give_back, false)) return;
-    steps.was_disturbed = true;
-  }
-  const GilReleased without_gil;
-  side_of(device).release_cached(device);
+  steps.flushes = usage.flushes;  // what flushed since the step's end, as in an optimizer's step, is not the next one's
 }
 
 void Ledger::begin_anew(Steps& steps) const {
@@ -186,11 +175,12 @@ policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) cons
           .forced = forced_,
           .is_timed = steps.marks.size() > 1,
           .was_disturbed = steps.was_disturbed,
-          .has_flushed = steps.has_flushed};
+          .has_flushed = steps.has_flushed && steps_.size() == 1};  // torch gives back what it has on all devices
 }
 
 void Ledger::note_update() {
   const Lock lock(mutex_);
+  has_updated_ = has_optimizers_ = true;
   if (steps_since_update_ > 0) steps_per_update_ = std::exchange(steps_since_update_, 0);
 }
 
@@ -310,7 +300,6 @@ void Ledger::forget_in_step(SavedStorage& saved) noexcept {
 // What the plan wants to happen now. What no longer applies is left out. A load that does not fit, since free memory
 // lies in pieces or was not yet given back, comes at the next call, before later ones.
 void Ledger::perform(c10::Device device) noexcept {
-  give_back_cache(device);
   std::vector<std::shared_ptr<SavedStorage>> kept;  // outlives the lock: their destructor takes it
   Lock lock(mutex_);
   Steps& steps = steps_[device.index()];

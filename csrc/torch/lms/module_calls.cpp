@@ -219,7 +219,7 @@ void add_calls(py::module_& module) {
   py::class_<CallScope>(module, "CallScope")
       .def(py::init<const py::handle&, const py::tuple&, const py::dict&, bool>(), py::arg("module"),
            py::arg("arguments"), py::arg("options"), py::arg("keeps"))
-      .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE.")
+      .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE, GIVE_BACK.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
   module.def(
       "module_number", [](const py::handle& made) { return known(made).number; }, py::arg("module"),
@@ -256,6 +256,7 @@ void add_calls(py::module_& module) {
   module.def("is_resting", [=] { return ledger().is_resting(); }, "Whether steps have fitted, and are not followed.");
   module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);
   module.attr("NEW_CHOICE") = static_cast<uint32_t>(Ledger::kNewChoice);
+  module.attr("GIVE_BACK") = static_cast<uint32_t>(Ledger::kGiveBack);
   module.def(
       "assume_rate", [=](double bytes_per_second) { ledger().assume_rate(bytes_per_second); },
       py::arg("bytes_per_second"), "For tests.");

@@ -47,8 +47,8 @@ class _State:
 _now = _State()
 
 
-def install(extension: Any) -> None:
-    """Follows the calls of modules from now on."""
+def install(extension: Any, trim: Callable[[], None]) -> None:
+    """Follows the calls of modules from now on. trim: torch gives back what it caches."""
     import torch
 
     _now.blocks = blocks = Blocks(extension)
@@ -61,6 +61,9 @@ def install(extension: Any) -> None:
             return call(module, *arguments, **options)
         keeps = _now.may_evict is not None and not _now.may_evict(module)
         with extension.CallScope(module, arguments, options, keeps) as told:
+            if told & extension.GIVE_BACK:
+                trim()
+                extension.disturb_step()  # it maps anew what it uses
             if told:
                 return blocks.call(told, call, module, arguments, options)
             return call(module, *arguments, **options)

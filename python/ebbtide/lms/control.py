@@ -214,7 +214,7 @@ def _turn_on() -> None:
     devices.forget_overflow()
     optimizer_states.install(extension, device)
     weights.install(extension, device)
-    calls.install(extension)
+    calls.install(extension, device.trim)
     _apply_rules()  # what an earlier LMS left on the device may leave for the limit
     if _make_room_for not in torch_cache.makers_of_room:
         torch_cache.makers_of_room.append(_make_room_for)

@@ -96,18 +96,17 @@ class _Generator:
         return state
 
 
-def _bytes_of(one: Any, kind: type) -> bytes | None:
-    """The memory of an object behind its header, as far as its class of C lays it out."""
-    if sys.implementation.name != "cpython" or not isinstance(one, kind):
-        return None
-    return ctypes.string_at(id(one) + _HEADER_BYTES, kind.__basicsize__ - _HEADER_BYTES)
+def _bytes_of(one: Any, layout: type) -> bytes:
+    """The memory of an object behind its header, as far as this class, which is of C, lays it out."""
+    return ctypes.string_at(id(one) + _HEADER_BYTES, layout.__basicsize__ - _HEADER_BYTES)
 
 
 def _memory_of_python() -> Any:
     generator: Any = getattr(random.getstate, "__self__", None)
-    kind: Any = random.Random.__base__
-    of_c = _bytes_of(generator, kind)
-    return None if of_c is None else (of_c, generator.gauss_next)
+    if sys.implementation.name != "cpython" or type(generator) is not random.Random:
+        return None
+    layout: Any = random.Random.__base__
+    return _bytes_of(generator, layout), vars(generator)["gauss_next"]
 
 
 _MT19937_BYTES = 625 * 4  # 624 words and a position
@@ -115,12 +114,17 @@ _MT19937_BYTES = 625 * 4  # 624 words and a position
 
 def _memory_of_numpy() -> Any:
     numpy: Any = sys.modules.get("numpy.random")
-    bits: Any = getattr(numpy, "get_bit_generator", lambda: None)()
-    if type(bits).__name__ != "MT19937":
+    if sys.implementation.name != "cpython" or not hasattr(numpy, "get_bit_generator"):
+        return None
+    bits, around = numpy.get_bit_generator(), numpy.mtrand._rand
+    if type(bits) is not numpy.MT19937 or getattr(numpy.get_state, "__self__", None) is not around:
         return None
     # A second number of the normal distribution waits in the object around it.
-    around = _bytes_of(getattr(numpy.get_state, "__self__", None), numpy.RandomState)
-    return None if around is None else (ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES), around)
+    return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES), _bytes_of(around, numpy.RandomState)
+
+
+def _python_state() -> Any:
+    return random.getstate()  # whose it is may change
 
 
 def _numpy_state() -> Any:
@@ -137,7 +141,7 @@ def _are_equal(one: Any, other: Any) -> bool:
     return bool(one.tobytes() == other.tobytes()) if hasattr(one, "tobytes") else bool(one == other)
 
 
-_of_python = _Generator(random.getstate, _memory_of_python)
+_of_python = _Generator(_python_state, _memory_of_python)
 _of_numpy = _Generator(_numpy_state, _memory_of_numpy)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 MOST_NESTED = 2  # containers and objects below an attribute: what lies deeper is not looked at
 Path = tuple[str, ...]  # names, outermost first
+_NOTHING: dict[str, Any] = {}  # most modules have no buffers, and layers no modules
 
 
 class ModuleState:
@@ -32,7 +33,7 @@ class ModuleState:
         for _, one in self._modules:
             own = vars(one)
             parameters, buffers, modules = own["_parameters"], own["_buffers"], own["_modules"]
-            self._dicts += [(each, each.copy()) for each in (own, parameters, buffers, modules)]
+            self._dicts += [(each, each.copy() if each else _NOTHING) for each in (own, parameters, buffers, modules)]
             self._tensors += parameters.values()
             if not buffers:
                 continue
