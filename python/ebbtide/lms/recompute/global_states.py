@@ -116,8 +116,10 @@ def _memory_of_numpy() -> Any:
     numpy: Any = sys.modules.get("numpy.random")
     if sys.implementation.name != "cpython" or not hasattr(numpy, "get_bit_generator"):
         return None
-    bits, around = numpy.get_bit_generator(), numpy.mtrand._rand
-    if type(bits) is not numpy.MT19937 or getattr(numpy.get_state, "__self__", None) is not around:
+    bits, around = numpy.get_bit_generator(), getattr(numpy.get_state, "__self__", None)
+    # The program may have put those of another one in their place.
+    are_its_own = around is getattr(numpy.set_state, "__self__", None)
+    if type(bits) is not numpy.MT19937 or type(around) is not numpy.RandomState or not are_its_own:
         return None
     # A second number of the normal distribution waits in the object around it.
     return ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES), _bytes_of(around, numpy.RandomState)
