@@ -84,6 +84,23 @@ TEST_F(FlushingSteps, TheCacheIsGivenBackAfterTheStepAndNotBetweenMicroBatches) 
   EXPECT_FALSE(known.must_give_back());
 }
 
+TEST_F(FlushingSteps, AFollowerTellsOnceForEachStep) {
+  CheckedFollower checked;
+  rules_.has_flushed = true;
+  int given_back = 0;
+  for (int step = 0; step < 12; ++step) {
+    const bool evicts_nothing =
+        checked.follower.latest_choice() != nullptr && checked.follower.latest()->current().plan().evicts_nothing();
+    play(checked, record_, rules_);
+    if (checked.follower.must_give_back()) EXPECT_TRUE(evicts_nothing) << step;
+    given_back += checked.follower.must_give_back() ? 1 : 0;
+    checked.follower.abandon_step();
+    EXPECT_FALSE(checked.follower.must_give_back()) << "a step of which nothing is learned asks for nothing";
+  }
+  EXPECT_GT(given_back, 0);
+  EXPECT_LE(given_back, 2);
+}
+
 TEST_F(FlushingSteps, WithoutPagesTheCacheStays) {
   KnownStep known = known_that_evicts_nothing();
   rules_.limits.has_pages = false;

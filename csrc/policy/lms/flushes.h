@@ -23,7 +23,6 @@ class Flushes {
     // Where it did not help for long, it costs more than it spares.
     patience_ = first_flush_ > kLongQuiet ? kFirstPatience : std::clamp(2 * patience_, kFirstPatience, kMostPatience);
     steps_ = first_flush_ = 0;
-    is_needed_ = false;
     return Advice::kGiveBack;
   }
 

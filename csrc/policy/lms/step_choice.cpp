@@ -145,18 +145,15 @@ class Chooser {
   // What is slower has to evict less, or to recompute less; and what is much slower to evict less, which may cost more
   // than forecast.
   static std::vector<StepChoice> without_worse(std::vector<StepChoice> found) {
-    const auto evicted_bytes = [](const StepChoice& choice) { return choice.moved_bytes + choice.plan.excess_bytes; };
     const double most_seconds = kAlike * found.front().seconds;
     std::vector<StepChoice> kept;
     for (StepChoice& choice : found) {
-      const uint64_t bytes = evicted_bytes(choice);
-      const bool evicts_least =
-          std::all_of(kept.begin(), kept.end(), [&](const StepChoice& other) { return bytes < evicted_bytes(other); });
-      const bool is_worse = std::any_of(kept.begin(), kept.end(), [&](const StepChoice& other) {
-        return evicted_bytes(other) <= bytes && other.recomputed.size() <= choice.recomputed.size() &&
-               other.state_bytes <= choice.state_bytes;
+      const bool evicts_least = std::all_of(
+          kept.begin(), kept.end(), [&](const StepChoice& other) { return choice.moved_bytes < other.moved_bytes; });
+      const bool recomputes_least = std::all_of(kept.begin(), kept.end(), [&](const StepChoice& other) {
+        return choice.recomputed.size() < other.recomputed.size();
       });
-      if (evicts_least || (!is_worse && choice.seconds <= most_seconds)) kept.push_back(std::move(choice));
+      if (evicts_least || (recomputes_least && choice.seconds <= most_seconds)) kept.push_back(std::move(choice));
     }
     return kept;
   }

@@ -144,13 +144,13 @@ void StepFollower::set_times(const std::vector<std::pair<uint32_t, double>>& sec
 
 void StepFollower::end_step(const StepRules& rules) {
   clear_actions();
-  must_give_back_ = false;
+  bool must_give_back = false;
   if (is_recorded_ && !record_.storages.empty()) {
     const auto is_it = [like = known_like_this()](const Known& each) { return &each.step == like; };
     if (const auto known = std::find_if(known_.begin(), known_.end(), is_it); known != known_.end()) {
       if (followed_ == &known->step) {
         plans_made_ += known->step.note(std::move(record_), matched_, shortages_, rules) ? 1 : 0;
-        must_give_back_ = known->step.must_give_back();
+        must_give_back = known->step.must_give_back();
         known->ended = step_;
       }
       known_.splice(known_.begin(), known_, known);
@@ -162,6 +162,7 @@ void StepFollower::end_step(const StepRules& rules) {
     }
   }
   abandon_step();
+  must_give_back_ = must_give_back;
 }
 
 // The known step for which this one counts now that it ends; null if it is another one. One that recomputed does not
@@ -183,6 +184,7 @@ void StepFollower::choose_again(const StepRules& rules) {
 
 void StepFollower::abandon_step() {
   clear_actions();
+  must_give_back_ = false;
   followed_ = nullptr;
   if (std::exchange(is_outdated_, false)) known_.clear();
   ++step_;
