@@ -58,19 +58,13 @@ def test_later_steps_need_no_reclaim(lms, device_works, mode, share):
 
 
 @pytest.mark.parametrize("share", [0.6, 0.8])
-def test_what_was_short_between_two_saves_is_not_forgotten(lms, share):
-    """What a step holds between two saves shows in no sample that is taken at them. On a busy machine a new plan may
-    cost one reclaim, as above.
-    """
-    limit, before_step, plans = int(share * peak_of_training(**SHAPE)), [], []
-
-    def note(step):
-        before_step.append(reclaims())
-        plans.append(torch_extension.load("_lms").statistics()["plans_made"])
-
+def test_what_was_short_between_two_saves_is_not_forgotten(lms, lms_extension, share):
+    """What a step holds between two saves shows in no sample that is taken at them."""
+    limit, before_step = int(share * peak_of_training(**SHAPE)), []
     with lms.enable(limit=limit, min_size=SMALL, recompute=False):
-        train(steps=17, **SHAPE, before_step=note)
-    assert before_step[16] - before_step[5] <= min(1, plans[16] - plans[5]), (before_step, plans)
+        lms_extension.assume_rate(1e10)  # or a busy machine measures others, and the step is planned anew
+        train(steps=17, **SHAPE, before_step=lambda step: before_step.append(reclaims()))
+    assert before_step[16] == before_step[5], before_step
 
 
 def test_loads_that_the_device_has_done_are_hits(lms):

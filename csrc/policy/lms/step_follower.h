@@ -100,8 +100,8 @@ class StepFollower {
   uint64_t margin_bytes() const {
     return followed_ != nullptr ? followed_->margin_bytes() : known_.empty() ? 0 : known_.front().step.margin_bytes();
   }
-  // Whether torch's cache is to be given back now that a step has ended.
-  bool must_give_back() const { return must_give_back_; }
+  // Whether torch's cache is to be given back now that a step has ended. It is said once.
+  bool take_give_back() { return std::exchange(must_give_back_, false); }
   bool has_plan_for(uint64_t storage) const;
   uint64_t plans_made() const { return plans_made_; }
 

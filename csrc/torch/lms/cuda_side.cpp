@@ -205,7 +205,7 @@ bool is_looked_at(size_t size_bytes) {
   return true;
 }
 
-// False: during a capture.
+// False: during a capture, or where the device is the limit.
 bool has_given_back(c10::Device device, decltype(CudaHooks::give_back) give_back) {
   if (!give_back()) return false;
   ++given_back.at(device.index());

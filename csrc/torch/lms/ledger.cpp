@@ -112,7 +112,7 @@ std::shared_ptr<SavedStorage> Ledger::save(const c10::Storage& storage) {
 void Ledger::note_saved(SavedStorage& saved, bool is_new, const DeviceSide::Usage& usage) {
   const uint64_t used_bytes = usage.bytes;
   Steps& steps = is_new ? steps_now(saved.device_, usage) : steps_[saved.device_.index()];
-  steps.must_give_back = false;  // too late for a step that saves before it calls a module
+  steps.follower.take_give_back();  // too late for a step that saves before it calls a module
   const policy::NewStorage named = name_storage(saved.storage_, steps, used_bytes);
   saved.stays_ |= named.stays;
   if (is_new) {

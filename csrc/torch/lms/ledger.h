@@ -174,7 +174,6 @@ class Ledger {
     bool was_disturbed = false;
     bool was_short = false;
     bool has_flushed = false;
-    bool must_give_back = false;   // torch's cache, and no call was told of it
     bool is_choice_new = false;    // and no call was told of it
     uint64_t elsewhere_bytes = 0;  // of the latest plan: what of the demand took no device memory, without states
     uint64_t state_bytes = 0;      // of the latest plan: of optimizer states, wherever they lie
@@ -255,7 +254,6 @@ class Ledger {
   std::map<c10::DeviceIndex, Steps> steps_;
   Rate out_, in_;
   uint64_t steps_since_update_ = 0, steps_per_update_ = 1;  // updates by optimizers
-  bool has_updated_ = false;                                // since the last step ended
   bool has_optimizers_ = false;
   std::unordered_set<uint64_t> forbidden_;  // modules that can't be recomputed
   bool may_recompute_ = false, may_evict_ = true;

@@ -55,7 +55,7 @@ uint32_t Ledger::enter_call() {
     }
     renew_frames(device, steps, usage.bytes);
     mark(device, steps);
-    if (std::exchange(steps.must_give_back, false)) told |= kGiveBack;
+    if (steps.follower.take_give_back()) told |= kGiveBack;
     if (std::exchange(steps.is_choice_new, false)) told |= kNewChoice;
     if (steps.follower.is_recomputed(frames.back().key)) told |= kRecompute;
   }

@@ -78,25 +78,22 @@ void Ledger::await_marks(c10::Device device) {
 // Everything that the step saved is gone. If nothing was wanted, it was a forward without backward, of which nothing is
 // learned.
 void Ledger::end_step(c10::Device device, Steps& steps, const DeviceSide::Usage& usage) {
-  bool must_give_back = false;
   if (steps.was_wanted) {
     if (may_rest_) rest_.step_ended(did_fit(steps));
-    ++steps_since_update_;
+    const bool had_update = steps_since_update_++ == 0;
     note_elsewhere(device, steps);
     set_times(steps);
     const uint64_t plans_before = steps.follower.plans_made();
     policy::StepRules rules = rules_for(device, steps);
     rules.demand_bytes = demand_bytes(usage.bytes);
-    rules.had_update = std::exchange(has_updated_, false) || !has_optimizers_;
+    rules.had_update = had_update || !has_optimizers_;
     rules.least_limit_bytes = steps.least_limit_bytes;
     steps.follower.end_step(rules);
     steps.is_choice_new = steps.follower.plans_made() != plans_before;
-    must_give_back = steps.follower.must_give_back();
   } else {
     steps.follower.abandon_step();
   }
   begin_anew(steps);
-  steps.must_give_back = must_give_back;
   steps.flushes = usage.flushes;  // what flushed since the step's end, as in an optimizer's step, is not the next one's
 }
 
@@ -105,7 +102,7 @@ void Ledger::begin_anew(Steps& steps) const {
   steps.postponed.clear();
   steps.calls.clear();
   steps.marks.clear();
-  steps.was_wanted = steps.was_disturbed = steps.was_short = steps.has_flushed = steps.must_give_back = false;
+  steps.was_wanted = steps.was_disturbed = steps.was_short = steps.has_flushed = false;
   steps.least_limit_bytes = UINT64_MAX;
   steps.evicted_before_bytes = ever_evicted_bytes_;
 }
@@ -180,7 +177,7 @@ policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) cons
 
 void Ledger::note_update() {
   const Lock lock(mutex_);
-  has_updated_ = has_optimizers_ = true;
+  has_optimizers_ = true;
   if (steps_since_update_ > 0) steps_per_update_ = std::exchange(steps_since_update_, 0);
 }
 
