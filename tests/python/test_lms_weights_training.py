@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from core_sim import UNKNOWN, Sim  # noqa: E402
 from lms_model import MIB, SMALL, evict_all, make_model  # noqa: E402
 from lms_states import Training, content, extension, run  # noqa: E402
-from lms_weights import GRADIENTS, STEPS, evaluate, send_all_away, tag_of  # noqa: E402
+from lms_weights import GRADIENTS, STEPS, TAG, evaluate, send_all_away, tag_of  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
@@ -32,6 +32,21 @@ def test_training_in_a_part_of_what_it_needs(lms, limit):
         assert {tag_of(layer.weight.grad) for layer in training.model[::2]} & {GRADIENTS}
     assert numbers["peak_device_bytes"] <= limit
     assert numbers["weight_evicted_bytes"] > 0
+
+
+def test_weights_that_were_replaced_give_their_memory_back(lms, saver):
+    """FSDP2 keeps a shard of each weight, and that has no storage of its own."""
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        model = make_model(8, 512)
+        shards = []
+        for layer in model[::2]:
+            shards.append(layer.weight.detach()[:256].clone().requires_grad_())
+            del layer.weight
+        assert saver.tags()[TAG].resident_bytes >= 8 * MIB
+        optimizer = torch.optim.AdamW(shards)
+        (torch.ones(4, 512) @ torch.cat(shards).T).sum().backward()
+        optimizer.step()
+        assert saver.tags()[TAG].resident_bytes < 2 * MIB, "the biases"
 
 
 def test_gradients_that_are_accumulated_on_the_host(lms):

@@ -45,7 +45,7 @@ def install(extension: Any, device: devices.Device) -> None:
     from torch.nn.modules import module
 
     _now.owners = outside.Owners(device)
-    _trim()  # what an earlier LMS could not, since it was in use
+    trim()  # what an earlier LMS could not, since it was in use
     from ebbtide.lms.streaming.layers import Layers
 
     _now.layers, _now.may_return = Layers(device, _is_on_host, extension), True
@@ -72,7 +72,7 @@ def remove(extension: Any) -> None:
         _now.are_uses_followed = False
         _leave_conversions()
     extension.allow_gradient_homes(False)
-    _trim()
+    trim()
     if extension.weight_statistics()["weight_host_bytes"] > 0:
         extension.bring_weights_back(_core.UNLIMITED)
     extension.allow_weight_moves(False)
@@ -94,7 +94,8 @@ def release_homes() -> None:
         _trim_gradients()
 
 
-def _trim() -> None:
+def trim() -> None:
+    """Releases memory of weights and gradients that are gone."""
     with contextlib.suppress(StateError):  # a thread makes a module
         trim_quietly([TAG], missing_ok=True)
     _trim_gradients()
