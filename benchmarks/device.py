@@ -41,7 +41,7 @@ class Capped:
 
 class HeldBytes:
     """Samples what the driver counts for this process, in a thread, without what it held before torch's memory: the
-    context and modules. Nobody else uses the GPU meanwhile.
+    context and modules. Of the current device, which nobody else uses meanwhile.
     """
 
     def __init__(self, period_seconds: float = 0.002) -> None:
@@ -50,6 +50,7 @@ class HeldBytes:
 
     def __enter__(self) -> "HeldBytes":
         torch.cuda.init()
+        self._device = torch.cuda.current_device()  # that of the thread would be the first one
         self._before = self._used() - torch.cuda.memory_reserved()
         self._thread.start()
         return self
@@ -61,9 +62,8 @@ class HeldBytes:
     def most_bytes(self) -> int:
         return self._most
 
-    @staticmethod
-    def _used() -> int:
-        free, total = torch.cuda.mem_get_info()
+    def _used(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
         return int(total - free)
 
     def _sample(self) -> None:
