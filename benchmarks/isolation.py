@@ -4,6 +4,7 @@ The processes are forked from a server that has imported torch and nothing more:
 each is fresh where it matters, and none spends seconds on importing torch.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -43,6 +44,8 @@ def run(function: Callable[[], dict[str, Any]], environment: Mapping[str, str], 
         finally:  # also where a signal ends the waiting
             process.kill()
             process.join()
+            with contextlib.suppress(ProcessLookupError):  # those that it has started
+                os.killpg(process.pid, signal.SIGKILL)
         status = process.exitcode
         file = Path(folder, "result.json")
         if file.exists():
@@ -68,6 +71,7 @@ def describe_exit(status: int | None) -> str:
 
 def _serve(function: Callable[[], dict[str, Any]], environment: dict[str, str], folder: str) -> None:
     """Runs in the fresh process. The result is written first: a library may abort at exit."""
+    os.setsid()
     os.environ.update(environment)
     log = os.open(Path(folder, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

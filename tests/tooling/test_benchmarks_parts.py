@@ -1,7 +1,9 @@
 """The parts of the benchmark: checks that find planted faults, and processes that fail."""
 
+import fcntl
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -157,7 +159,7 @@ def test_bare_calls_take_one_size_a_turn_while_the_tensors_are_away(saver, tag: 
         bare.take_turn(measured)
         away.append(saver.is_paused(tag))
 
-    cycle = Cycle(Ebbtide(tag, backup=None), kept.equal_shapes(2, 8 << 20), kept.change, 0, take_turn)
+    cycle = Cycle(Ebbtide(tag, backup=None), kept.equal_shapes(2, 8 << 20), kept.change, 0, while_paused=take_turn)
     measured = repeat(cycle, sizes, 4)
     assert away == [True] * 5
     counts = {
@@ -212,8 +214,25 @@ def speak_and_die() -> dict[str, Any]:
     return {}
 
 
+def leave_a_child(file: Path) -> dict[str, Any]:
+    code = "import fcntl, sys, time; taken = open(sys.argv[1], 'w'); fcntl.flock(taken, fcntl.LOCK_EX); time.sleep(60)"
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True)
+    return {}
+
+
 def environment() -> dict[str, Any]:
     return {"value": os.environ["EBBTIDE_COPY_THREADS"], "is_fresh": "ebbtide" not in sys.modules}
+
+
+def test_a_process_that_is_late_takes_those_along_that_it_has_started(tmp_path: Path) -> None:
+    from benchmarks import isolation
+
+    file = tmp_path / "locked"
+    assert isolation.run(partial(leave_a_child, file), {}, 5)["reason"].startswith("took longer than 5 s")
+    begin = time.monotonic()
+    with file.open() as locked:  # it was there
+        fcntl.flock(locked, fcntl.LOCK_EX)
+    assert time.monotonic() - begin < 30
 
 
 def test_whatever_happens_in_a_process_comes_back_as_plain_values() -> None:
