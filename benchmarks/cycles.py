@@ -42,6 +42,7 @@ class Cycle:
         shapes: Sequence[Shape],
         change: Change = kept.change,
         rest_seconds: float = 0,
+        *,
         before_pause: Callable[[], object] = lambda: None,
         while_paused: WhilePaused = nothing,
     ) -> None:

@@ -25,7 +25,7 @@ def measure_pause(sizes: Sizes) -> Measured:
     measured = Measured()
     keeper = Ebbtide(backup="ram", copies_all=False)
     bare = BareCalls(bytes_of_weights(sizes), sizes)
-    cycle = Cycle(keeper, kept.llama_shapes(sizes.scale), nothing, sizes.rest_seconds, bare.take_turn)
+    cycle = Cycle(keeper, kept.llama_shapes(sizes.scale), nothing, sizes.rest_seconds, while_paused=bare.take_turn)
     device.synchronize()
     watch = Stopwatch()
     report = saver.prepare(keeper.tag, copy=True, wait=False).wait()

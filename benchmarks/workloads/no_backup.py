@@ -25,7 +25,7 @@ def measure(sizes: Sizes, make: Maker, least: int) -> Measured:
     bare = BareCalls(kept.size_of(shapes), sizes)
     # The driver's time differs twofold from one time to the next, and each turn has one size of bare handles: twice
     # as many samples as elsewhere.
-    return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, bare.take_turn), sizes, 2 * least)
+    return repeat(Cycle(keeper, shapes, kept.change, sizes.rest_seconds, while_paused=bare.take_turn), sizes, 2 * least)
 
 
 MAKERS = makers("drop", ebbtide=lambda: Ebbtide(backup=None), ebbtide_tms=lambda: DropIn(backup=False))

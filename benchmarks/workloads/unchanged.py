@@ -25,7 +25,9 @@ def measure(sizes: Sizes, change: Change) -> Measured:
     keeper = Ebbtide(backup="ram", retain=True, copies_all=False)
     bare = BareCalls(bytes_of_weights(sizes), sizes)
     shapes = kept.llama_shapes(sizes.scale)
-    measured = repeat(Cycle(keeper, shapes, change, sizes.rest_seconds, bare.take_turn), sizes, 2 * sizes.samples)
+    measured = repeat(
+        Cycle(keeper, shapes, change, sizes.rest_seconds, while_paused=bare.take_turn), sizes, 2 * sizes.samples
+    )
     tenth = kept.every_tenth(keeper.tensors)
     measured.facts["tenth_tensors"] = len(tenth)
     measured.facts["tenth_bytes"] = sum(tensor.nbytes for tensor in tenth)
