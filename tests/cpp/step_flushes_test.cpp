@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "model_steps.h"
 #include "played_step.h"
@@ -42,10 +43,20 @@ TEST(StepFlushes, WhereItHelpedForLongItIsGivenBackAsSoonAgain) {
 class FlushingSteps : public testing::Test {
  protected:
   FlushingSteps() { rules_.limits.has_pages = true; }
-  void note(KnownStep& known, bool had_update, bool has_flushed, const Shortages& shortages = {}) {
+  // slowness: how long it takes, as a part of its forecast.
+  void note(KnownStep& known, bool had_update, bool has_flushed, const Shortages& shortages = {}, double slowness = 1) {
     rules_.had_update = had_update;
     rules_.has_flushed = has_flushed;
-    known.note(known.current().choice().record, {{0, 0}, {1, 1}}, shortages, rules_);
+    StepRecord step = known.current().choice().record;
+    for (StepEvent& event : step.events) event.seconds *= slowness;
+    known.note(std::move(step), {{0, 0}, {1, 1}}, shortages, rules_);
+  }
+  void flush_in_vain(KnownStep& known) {
+    for (int step = 0; step < 8 && !known.must_give_back(); ++step) note(known, kBetweenSteps, true);
+    rules_.was_disturbed = true;  // it maps anew what it uses
+    note(known, kBetweenSteps, true);
+    rules_.was_disturbed = false;
+    note(known, kBetweenSteps, true);
   }
   KnownStep known_that_evicts_nothing() {
     KnownStep known(record_, rules_);
@@ -78,9 +89,9 @@ TEST_F(FlushingSteps, TheCacheIsGivenBackAfterTheStepAndNotBetweenMicroBatches) 
 
 TEST_F(FlushingSteps, AFollowerTellsOnceForEachStep) {
   CheckedFollower checked;
-  rules_.has_flushed = true;
-  int given_back = 0;
+  int given_back = 0, last_at = 0;
   for (int step = 0; step < 24; ++step) {
+    rules_.has_flushed = given_back == 0 || step > last_at + 4;
     const bool evicts_nothing =
         checked.follower.latest_choice() != nullptr && checked.follower.latest()->current().plan().evicts_nothing();
     play(checked, record_, rules_);
@@ -91,6 +102,7 @@ TEST_F(FlushingSteps, AFollowerTellsOnceForEachStep) {
       EXPECT_TRUE(evicts_nothing) << step;
       EXPECT_FALSE(checked.follower.take_give_back());
       ++given_back;
+      last_at = step;
     }
   }
   EXPECT_GT(given_back, 0);
@@ -120,20 +132,20 @@ TEST_F(FlushingSteps, AFlushThatLaterStepsAreSparedTeachesNoMargin) {
 // It is judged by steps that find memory as steps of its own have left it.
 TEST_F(FlushingSteps, ATimeWithAFlushThatLaterStepsAreSparedDoesNotCount) {
   KnownStep known = known_that_evicts_nothing();
-  const TriedChoice& last = known.choices().back();
+  const auto measured_steps = [&] { return known.choices()[1].measured_steps(); };
   note(known, kBetweenMicroBatches, true);
-  EXPECT_EQ(last.measured_steps(), 1u);
+  EXPECT_EQ(measured_steps(), 1u);
   note(known, kBetweenSteps, true);
-  EXPECT_EQ(last.measured_steps(), 1u);
+  EXPECT_EQ(measured_steps(), 1u);
   EXPECT_TRUE(known.must_give_back());
   rules_.was_disturbed = true;  // it maps anew what it uses
   note(known, kBetweenSteps, false);
-  EXPECT_EQ(last.measured_steps(), 1u);
+  EXPECT_EQ(measured_steps(), 1u);
   EXPECT_FALSE(known.is_settled());
   rules_.was_disturbed = false;
   note(known, kBetweenSteps, true);
-  EXPECT_EQ(last.measured_steps(), 2u) << "what giving back has not helped is its own time";
-  EXPECT_TRUE(known.is_settled());
+  EXPECT_EQ(measured_steps(), 2u) << "what giving back has not helped is its own time";
+  EXPECT_EQ(known.choices().size(), 3u) << "and more room may";
 }
 
 TEST_F(FlushingSteps, WhatADisturbedStepFlushesIsNothingThatLaterOnesDo) {
@@ -141,6 +153,66 @@ TEST_F(FlushingSteps, WhatADisturbedStepFlushesIsNothingThatLaterOnesDo) {
   rules_.was_disturbed = true;
   note(known, kBetweenSteps, true);
   EXPECT_FALSE(known.must_give_back());
+}
+
+// What torch caches for other streams, as those of FSDP2, is lost to the stream that runs the blocks.
+TEST_F(FlushingSteps, WhereGivingBackIsInVainTheSameWithMoreRoomIsMeasuredToo) {
+  for (const bool helps : {true, false}) {
+    KnownStep known = known_that_evicts_nothing();
+    const size_t recomputed = known.current().choice().recomputed.size();
+    flush_in_vain(known);
+    ASSERT_EQ(known.choices().size(), 3u);
+    EXPECT_FALSE(known.is_settled());
+    EXPECT_TRUE(known.current().plan().evicts_nothing());
+    EXPECT_GT(known.current().choice().recomputed.size(), recomputed);
+    note(known, kBetweenSteps, true);
+    EXPECT_TRUE(known.must_give_back()) << "as soon as with any other choice";
+    rules_.was_disturbed = true;
+    note(known, kBetweenSteps, true);
+    rules_.was_disturbed = false;
+    note(known, kBetweenSteps, false, {}, helps ? 0.5 : 2);
+    EXPECT_TRUE(known.is_settled());
+    EXPECT_EQ(known.current().choice().recomputed.size() > recomputed, helps);
+  }
+}
+
+TEST_F(FlushingSteps, MoreRoomIsAskedForTwiceAtMost) {
+  KnownStep known = known_that_evicts_nothing();
+  for (int time = 0; time < 6; ++time) flush_in_vain(known);
+  ASSERT_EQ(known.choices().size(), 4u);
+  EXPECT_TRUE(known.is_settled());
+  const auto recomputed = [&](size_t choice) { return known.choices()[choice].choice().recomputed.size(); };
+  EXPECT_GT(recomputed(2), recomputed(1));
+  EXPECT_GT(recomputed(3), recomputed(2));
+  known.choose(rules_);
+  EXPECT_EQ(known.choices().size(), 2u);
+  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, false);
+  flush_in_vain(known);
+  EXPECT_EQ(known.choices().size(), 3u);
+}
+
+TEST_F(FlushingSteps, MoreRoomIsAskedForAlsoAfterTheFastestChoiceHasBeenFound) {
+  KnownStep known = known_that_evicts_nothing();
+  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, false, {}, 0.5);
+  ASSERT_TRUE(known.is_settled() && known.current().plan().evicts_nothing());
+  flush_in_vain(known);
+  EXPECT_FALSE(known.is_settled());
+  EXPECT_EQ(&known.current(), &known.choices().back());
+  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, false, {}, 2);
+  EXPECT_TRUE(known.is_settled());
+  EXPECT_EQ(&known.current(), &known.choices()[1]);
+}
+
+TEST_F(FlushingSteps, StepsThatFlushLaterOrCannotBeTimedAskForNoMoreRoom) {
+  KnownStep known = known_that_evicts_nothing();
+  note(known, kBetweenSteps, true);
+  for (const bool has_flushed : {false, false, true, true}) note(known, kBetweenSteps, has_flushed, {}, 0.5);
+  ASSERT_FALSE(known.must_give_back());
+  note(known, kBetweenSteps, true);
+  ASSERT_TRUE(known.must_give_back());
+  rules_.is_timed = false;
+  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, true);
+  EXPECT_EQ(known.choices().size(), 2u);
 }
 
 // A choice is made again, those that evict are measured, and the one that does not finds their islands.

@@ -13,6 +13,10 @@ class Flushes {
  public:
   enum class Advice { kKeep, kWait, kGiveBack };  // kWait: for an update
 
+  // Whether the last step has flushed, though all was given back just before: one step that maps it anew may lie
+  // between.
+  bool was_in_vain() const { return patience_ > 0 && steps_ == first_flush_ && steps_ > 0 && steps_ <= 2; }
+
   // A step has ended. had_update: and then an optimizer's, so that gradients may be gone.
   Advice note(bool has_flushed, bool had_update) {
     ++steps_;

@@ -20,6 +20,9 @@ constexpr size_t kStepsOfChoice = 2;  // it is measured in
 constexpr uint64_t kMostPagesPart = 16;
 // In pages, a plan that evicts nothing leaves this part of the limit free, one in so many.
 constexpr uint64_t kUnmovedPart = 32;
+// And where its steps flush in vain, so much more, at most so often: what torch caches for other streams is lost to it.
+constexpr uint64_t kRoomierPart = 16;
+constexpr uint64_t kMostRoomier = 2;
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -99,6 +102,7 @@ void KnownStep::choose(const StepRules& rules) {
   chosen_seconds_ = duration(whole_);
   choices_.clear();
   flushes_ = {};
+  roomier_ = 0;
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
   current_ = 0;
   is_settled_ = false;
@@ -164,6 +168,7 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     choose(rules);
     return true;
   }
+  if (rules.is_timed && flushes_.was_in_vain()) add_roomier_choice(rules);
   const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle(0));
   TriedChoice& next = choices_[current_];
   const bool has_other_limit =
@@ -199,12 +204,25 @@ bool KnownStep::take_next_choice() {
   if (is_settled_ || (choices_.size() > 1 && choices_[current_].measured_steps() < kStepsOfChoice)) return false;
   if (current_ + 1 < choices_.size()) {
     ++current_;
+    flushes_ = {};
     return true;
   }
   const auto fastest = std::min_element(choices_.begin(), choices_.end(), [](const auto& one, const auto& other) {
     return one.measured_seconds() < other.measured_seconds();
   });
   return settle(static_cast<size_t>(fastest - choices_.begin()));
+}
+
+// One that evicts nothing either, with more room: whether that ends the flushes is for its steps to show.
+void KnownStep::add_roomier_choice(StepRules rules) {
+  if (roomier_ == kMostRoomier) return;
+  rules.limits.limit_bytes -= ++roomier_ * (rules.limits.limit_bytes / kRoomierPart);
+  std::vector<StepChoice> found = choices_for(rules);
+  const auto unmoved =
+      std::find_if(found.begin(), found.end(), [](const StepChoice& choice) { return choice.plan.evicts_nothing(); });
+  if (unmoved == found.end()) return;
+  choices_.emplace_back(std::move(*unmoved));
+  is_settled_ = false;
 }
 
 // Where steps are not alike, times tell nothing, and the first choice, that with the best forecast, stays. Returns

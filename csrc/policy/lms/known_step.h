@@ -66,6 +66,7 @@ class KnownStep {
   uint64_t margin_within(const StepLimits& limits) const;
   bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
+  void add_roomier_choice(StepRules rules);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;
@@ -82,6 +83,7 @@ class KnownStep {
   Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;
+  uint64_t roomier_ = 0;      // how often more room was asked for
   bool is_settled_ = false;   // each choice was measured, and the best is current
   int steps_of_another_ = 0;  // in a row
   int shortages_left_ = 2;    // choices that shortages ask for
