@@ -2,9 +2,11 @@
 
 - bars: seconds beside the baselines, as in the README
 - sizes: GB/s over size
+- training: a step over the memory it may have, as in the README
 """
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ KEEPERS = {
     "vllm_sleep": "vLLM's algorithm",
     "plain_copy": "tensor.cpu() and .cuda()",
 }
+# Those of lms_programs that are drawn, and their names.
+PROGRAMS = {"gpt": "GPT, 537 M parameters", "unet": "UNet", "hf_gpt2": "GPT-2 of transformers"}
 # They copy everything each time, so an unchanged tag takes them as long as a changed one.
 UNCHANGED, CHANGED = "pause, nothing changed", "steady pause"
 INK = "#808080"  # reads on light and dark backgrounds
@@ -164,6 +168,53 @@ def draw_sizes(document: dict[str, Any]) -> "Figure":
     return figure
 
 
+def draw_training(document: dict[str, Any]) -> "Figure":
+    """A panel for each program: milliseconds of a step with large model support, and with checkpoints."""
+    entries = document["result"]["measured"]
+    found = {name: steps for name in PROGRAMS if (steps := steps_of(entries, name))["large model support"]}
+    if not found:
+        raise NotDrawnError("these results have no training in less memory: run the workload lms_programs")
+    figure = new_figure(11, 3.6)
+    panels = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (name, steps) in zip(panels, found.items(), strict=True):
+        for color, style, (way, points) in zip(COLORS[::2], "-:", steps.items(), strict=False):
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, linestyle=style, color=color, label=way)
+        axes.set_ylim(bottom=0)
+        axes.set_title(PROGRAMS[name], fontsize=10)
+        axes.set_xlabel("GB: the limit, or what torch reserved", fontsize=8)
+        axes.grid(visible=True, color=INK, alpha=0.3)
+        paint(axes, [axes.title, axes.yaxis.label])
+    panels[0].set_ylabel("ms of a step")
+    panels[0].yaxis.label.set_color(INK)
+    handles, names = panels[0].get_legend_handles_labels()
+    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=2, frameon=False)
+    title = figure.suptitle(title_of(document), fontsize=9)
+    for text in (title, *legend.get_texts()):
+        text.set_color(INK)
+    return figure
+
+
+def steps_of(entries: Entries, name: str) -> dict[str, list[tuple[float, float]]]:
+    """(GB, milliseconds) of each way, from all the memory to the least."""
+    prefix = f"lms_programs.{name}_"
+    sound = {
+        part.removeprefix(prefix) for part, each in entries.items() if each["status"] == "ok" and not each["faults"]
+    }
+
+    def points(ways: Iterable[str], fact: str) -> list[tuple[float, float]]:
+        parts = [entries[prefix + way] for way in ways if way in sound]
+        found = [(part["facts"][fact] / 1e9, statistics.median(part["seconds"]["step"]) * 1e3) for part in parts]
+        return sorted(found, reverse=True)
+
+    whole = points(["plain"], "peak_bytes")
+    limited = points((way for way in sound if way.startswith("auto_")), "limit_bytes")
+    checkpointed = points((way for way in sound if way.startswith("checkpoint_")), "peak_bytes")
+    return {
+        "large model support": whole + limited if limited else [],
+        "each block checkpointed, each second, third and fourth": whole + checkpointed,
+    }
+
+
 def keeper_of(entry: str) -> str:
     """The words for "curve.NAME"."""
     name = entry.removeprefix("curve.")
@@ -181,7 +232,7 @@ def title_of(document: dict[str, Any]) -> str:
     return f"{origin['device']}, {origin['cores']} cores, torch {origin['torch']}, ebbtide {origin['revision']}{scale}"
 
 
-DRAWINGS = {"bars": draw_bars, "sizes": draw_sizes}
+DRAWINGS = {"bars": draw_bars, "sizes": draw_sizes, "training": draw_training}
 
 
 def draw(document: dict[str, Any], name: str, folder: Path) -> Iterator[str]:

@@ -149,7 +149,7 @@ def test_plots_are_drawn_from_the_json(whole: Run, run_module) -> None:
     pytest.importorskip("matplotlib")
     drawn = run_module("benchmarks", "plots", str(whole.file))
     assert drawn.returncode == 0, drawn.stderr
-    for name in ("bars", "sizes"):
+    for name in ("bars", "sizes", "training"):
         assert "<svg" in whole.file.with_name(f"{whole.file.stem}-{name}.svg").read_text()
 
 

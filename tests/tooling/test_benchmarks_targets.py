@@ -193,11 +193,37 @@ def test_a_figure_of_full_size_is_no_row_of_a_small_run() -> None:
     assert was_run(row, {"curve.ebbtide": {"status": "skipped"}}), "so that the row says why"
 
 
+def test_steps_are_drawn_from_all_the_memory_to_the_least() -> None:
+    from benchmarks import plots
+
+    def part(fact: str, gigabytes: float, seconds: float, **others: Any) -> dict[str, Any]:
+        facts = {fact: gigabytes * 1e9}
+        return {"status": "ok", "faults": [], "facts": facts, "seconds": {"step": [seconds] * 2}, **others}
+
+    entries = {
+        "lms_programs.gpt_plain": part("peak_bytes", 30, 0.5),
+        "lms_programs.gpt_checkpoint_1": part("peak_bytes", 10, 1.0),
+        "lms_programs.gpt_auto_50": part("limit_bytes", 15, 2.0),
+        "lms_programs.gpt_auto_85": part("limit_bytes", 25, 1.5),
+        "lms_programs.gpt_auto_70": part("limit_bytes", 20, 1.75, faults=["the limit was exceeded"]),
+        "lms_programs.unet_plain": part("peak_bytes", 30, 0.5),
+        "lms_programs.unet_auto_50": {"status": "left out", "reason": "out of time"},
+    }
+    limited, checkpointed = plots.steps_of(entries, "gpt").values()
+    assert limited == [(30, 500), (25, 1500), (15, 2000)]
+    assert checkpointed == [(30, 500), (10, 1000)]
+    assert plots.steps_of(entries, "unet")["large model support"] == []
+
+
 def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from benchmarks import plots
 
     empty = {"provenance": {}, "result": {"rows": [], "measured": {}, "is_small": True}}
-    assert [line.partition(":")[0] for line in plots.draw(empty, "x", tmp_path)] == ["no bars", "no sizes"]
+    assert [line.partition(":")[0] for line in plots.draw(empty, "x", tmp_path)] == [
+        "no bars",
+        "no sizes",
+        "no training",
+    ]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(plots.NotDrawnError, match="pip install matplotlib"):
         plots.new_figure(1, 1)
