@@ -50,7 +50,7 @@ class HeldBytes:
 
     def __enter__(self) -> "HeldBytes":
         torch.cuda.init()
-        self._device = torch.cuda.current_device()  # that of the thread would be the first one
+        self._device = torch.cuda.current_device()  # a thread begins with the first one
         self._before = self._used() - torch.cuda.memory_reserved()
         self._thread.start()
         return self

@@ -5,6 +5,7 @@ each is fresh where it matters, and none spends seconds on importing torch.
 """
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from typing import Any
 from benchmarks.measured import SkippedError
 
 LAST_WORDS = 600
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch"])
@@ -42,10 +44,11 @@ def run(function: Callable[[], dict[str, Any]], environment: Mapping[str, str], 
             process.join(timeout)
             is_late = process.is_alive()
         finally:  # also where a signal ends the waiting
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # too early for `_serve`
+                    os.killpg(process.pid, signal.SIGKILL)  # with what it has started
             process.kill()
             process.join()
-            with contextlib.suppress(ProcessLookupError):  # those that it has started
-                os.killpg(process.pid, signal.SIGKILL)
         status = process.exitcode
         file = Path(folder, "result.json")
         if file.exists():
@@ -71,7 +74,8 @@ def describe_exit(status: int | None) -> str:
 
 def _serve(function: Callable[[], dict[str, Any]], environment: dict[str, str], folder: str) -> None:
     """Runs in the fresh process. The result is written first: a library may abort at exit."""
-    os.setsid()
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the server ends with its parent
     os.environ.update(environment)
     log = os.open(Path(folder, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

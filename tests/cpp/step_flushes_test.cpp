@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "model_steps.h"
 #include "played_step.h"
 #include "policy/lms/known_step.h"
+#include "policy/lms/step_choice.h"
 
 namespace ebbtide::policy {
 namespace {
@@ -50,6 +53,17 @@ class FlushingSteps : public testing::Test {
     StepRecord step = known.current().choice().record;
     for (StepEvent& event : step.events) event.seconds *= slowness;
     known.note(std::move(step), {{0, 0}, {1, 1}}, shortages, rules_);
+  }
+  void note_larger(KnownStep& known) {
+    StepRecord step = known.current().choice().record;
+    for (RecordedStorage& storage : step.storages) storage.size_bytes *= 2;
+    known.note(std::move(step), {{0, 0}, {1, 1}}, {}, rules_);
+  }
+  KnownStep settled_without_evictions() {
+    KnownStep known = known_that_evicts_nothing();
+    for (int step = 0; step < 4; ++step) note(known, kBetweenSteps, false, {}, 0.5);
+    EXPECT_TRUE(known.is_settled() && known.current().plan().evicts_nothing());
+    return known;
   }
   void flush_in_vain(KnownStep& known) {
     for (int step = 0; step < 8 && !known.must_give_back(); ++step) note(known, kBetweenSteps, true);
@@ -107,6 +121,21 @@ TEST_F(FlushingSteps, AFollowerTellsOnceForEachStep) {
   }
   EXPECT_GT(given_back, 0);
   EXPECT_LE(given_back, 2);
+}
+
+TEST_F(FlushingSteps, AFollowerWhoseStepsFlushWhateverIsDoneEndsWithOneChoice) {
+  CheckedFollower checked;
+  rules_.has_flushed = true;
+  int given_back = 0;
+  for (int step = 0; step < 64; ++step) {
+    play(checked, record_, rules_);
+    given_back += checked.follower.take_give_back() ? 1 : 0;
+  }
+  const KnownStep& known = *checked.follower.latest();
+  EXPECT_EQ(known.choices().size(), 4u) << "two that are usual, and two with more room";
+  EXPECT_TRUE(known.is_settled());
+  EXPECT_GE(given_back, 3) << "for each that evicts nothing";
+  EXPECT_LE(given_back, 7);
 }
 
 TEST_F(FlushingSteps, WithoutPagesTheCacheStays) {
@@ -170,7 +199,10 @@ TEST_F(FlushingSteps, WhereGivingBackIsInVainTheSameWithMoreRoomIsMeasuredToo) {
     rules_.was_disturbed = true;
     note(known, kBetweenSteps, true);
     rules_.was_disturbed = false;
-    note(known, kBetweenSteps, false, {}, helps ? 0.5 : 2);
+    for (int step = 0; step < 5; ++step) {
+      const bool has_more_room = known.current().choice().recomputed.size() > recomputed;
+      note(known, kBetweenSteps, false, {}, has_more_room == helps ? 0.5 : 2);
+    }
     EXPECT_TRUE(known.is_settled());
     EXPECT_EQ(known.current().choice().recomputed.size() > recomputed, helps);
   }
@@ -181,8 +213,12 @@ TEST_F(FlushingSteps, MoreRoomIsAskedForTwiceAtMost) {
   for (int time = 0; time < 6; ++time) flush_in_vain(known);
   ASSERT_EQ(known.choices().size(), 4u);
   EXPECT_TRUE(known.is_settled());
+  StepRules roomier = rules_;
+  roomier.limits.limit_bytes -= rules_.limits.limit_bytes / 16;
+  const size_t expected = KnownStep(record_, roomier).choices().back().choice().recomputed.size();
   const auto recomputed = [&](size_t choice) { return known.choices()[choice].choice().recomputed.size(); };
   EXPECT_GT(recomputed(2), recomputed(1));
+  EXPECT_EQ(recomputed(2), expected);
   EXPECT_GT(recomputed(3), recomputed(2));
   known.choose(rules_);
   EXPECT_EQ(known.choices().size(), 2u);
@@ -191,27 +227,78 @@ TEST_F(FlushingSteps, MoreRoomIsAskedForTwiceAtMost) {
   EXPECT_EQ(known.choices().size(), 3u);
 }
 
-TEST_F(FlushingSteps, MoreRoomIsAskedForAlsoAfterTheFastestChoiceHasBeenFound) {
-  KnownStep known = known_that_evicts_nothing();
-  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, false, {}, 0.5);
-  ASSERT_TRUE(known.is_settled() && known.current().plan().evicts_nothing());
-  flush_in_vain(known);
-  EXPECT_FALSE(known.is_settled());
-  EXPECT_EQ(&known.current(), &known.choices().back());
-  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, false, {}, 2);
-  EXPECT_TRUE(known.is_settled());
-  EXPECT_EQ(&known.current(), &known.choices()[1]);
+// The steps that it was chosen by did not flush.
+TEST_F(FlushingSteps, AChoiceThatStayedIsComparedAsItIsNow) {
+  for (const bool is_slower_now : {false, true}) {
+    KnownStep known = settled_without_evictions();
+    for (int step = 0; step < 100; ++step) note(known, kBetweenSteps, false, {}, 0.5);
+    EXPECT_EQ(known.current().measured_steps(), 4u) << "nothing is to be measured any more";
+    rules_.is_timed = false;
+    flush_in_vain(known);
+    ASSERT_EQ(known.choices().size(), 3u);
+    EXPECT_FALSE(known.is_settled());
+    rules_.is_timed = true;
+    for (int step = 0; step < 8; ++step) {
+      const bool is_former = &known.current() == &known.choices()[1];
+      note(known, kBetweenSteps, false, {}, is_former && !is_slower_now ? 0.5 : is_former ? 2 : 0.6);
+    }
+    EXPECT_TRUE(known.is_settled());
+    EXPECT_EQ(&known.current(), &known.choices()[is_slower_now ? 2 : 1]);
+  }
 }
 
-TEST_F(FlushingSteps, StepsThatFlushLaterOrCannotBeTimedAskForNoMoreRoom) {
+TEST_F(FlushingSteps, AStepOfAnotherSizeBringsBackTheChoiceThatStayed) {
+  KnownStep known = settled_without_evictions();
+  flush_in_vain(known);
+  EXPECT_FALSE(known.is_settled());
+  note_larger(known);
+  EXPECT_TRUE(known.is_settled());
+  EXPECT_EQ(&known.current(), &known.choices()[1]);
+  known.choose(rules_);
+  note_larger(known);
+  EXPECT_EQ(&known.current(), &known.choices()[0]) << "none has stayed yet";
+}
+
+TEST_F(FlushingSteps, WhatIsTheSameIsNoChoiceMore) {
+  ForcedChoice forced;
+  const std::vector<Block> blocks = find_blocks(record_, {});
+  for (const Block& block : blocks) forced.recomputed.insert(record_.calls[block.call].name);
+  StepRules given = rules_, without = rules_at(at_limit(part_of_peak(record_, 120)));
+  given.forced = std::make_shared<const ForcedChoice>(forced);
+  without.limits.has_pages = true;
+  without.may_recompute = false;
+  for (const StepRules& rules : {given, without}) {
+    rules_ = rules;
+    KnownStep known(record_, rules_);
+    ASSERT_TRUE(known.current().plan().evicts_nothing());
+    for (int time = 0; time < 3; ++time) flush_in_vain(known);
+    EXPECT_EQ(known.choices().size(), 1u);
+  }
+}
+
+TEST_F(FlushingSteps, AFlushInTheSecondUpdateIsInVainHoweverManyMicroBatchesThereAre) {
+  for (const int micro_batches : {1, 2, 3, 8}) {
+    KnownStep known = settled_without_evictions();
+    for (int step = 0; step < 8 && !known.must_give_back(); ++step) note(known, kBetweenSteps, true);
+    rules_.was_disturbed = true;
+    note(known, micro_batches == 1, true);
+    rules_.was_disturbed = false;
+    for (int step = 1; step < micro_batches; ++step) note(known, step + 1 == micro_batches, false);
+    for (int step = 1; step < micro_batches; ++step) note(known, kBetweenMicroBatches, false);
+    EXPECT_EQ(known.choices().size(), 2u);
+    note(known, kBetweenSteps, true);
+    EXPECT_EQ(known.choices().size(), 3u) << micro_batches;
+  }
+}
+
+TEST_F(FlushingSteps, StepsThatFlushLaterOrAreOfAnotherSizeAskForNoMoreRoom) {
   KnownStep known = known_that_evicts_nothing();
   note(known, kBetweenSteps, true);
   for (const bool has_flushed : {false, false, true, true}) note(known, kBetweenSteps, has_flushed, {}, 0.5);
   ASSERT_FALSE(known.must_give_back());
   note(known, kBetweenSteps, true);
   ASSERT_TRUE(known.must_give_back());
-  rules_.is_timed = false;
-  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, true);
+  note_larger(known);
   EXPECT_EQ(known.choices().size(), 2u);
 }
 

@@ -140,6 +140,24 @@ TEST(StepLearning, EachChoiceIsMeasuredInTwoStepsAndTheFastestStays) {
   }
 }
 
+TEST(StepLearning, TheFastestGivesWayIfFurtherStepsOfItAreSlower) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  const StepRules rules = mixed(record, 50);
+  const size_t all = find_blocks(record, {}).size();
+  for (const bool stays : {false, true}) {
+    CheckedFollower checked;
+    play(checked, record, rules);
+    const size_t some = checked.follower.latest_choice()->recomputed.size();
+    std::vector<size_t> recomputed;
+    for (const double seconds : {0.1, 0.1, 0.11, 0.11, 0.14, stays ? 0.1 : 0.14, 0.11, 0.11, 0.11})
+      recomputed.push_back(play(checked, record, rules, {.measured_seconds = seconds}).recomputed);
+    const size_t best = stays ? some : all;
+    EXPECT_EQ(recomputed, std::vector<size_t>({some, some, all, all, some, some, best, best, best}));
+    checked.saved({.key = record.storages[0].key, .size_bytes = record.storages[0].size_bytes}, 0, 0);
+    EXPECT_FALSE(checked.follower.wants_times());
+  }
+}
+
 TEST(StepLearning, ADisturbedStepTeachesNothing) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   StepRules rules = mixed(record, 50), disturbed = rules;

@@ -38,14 +38,12 @@ def test_weights_that_were_replaced_give_their_memory_back(lms, saver):
     """FSDP2 keeps a shard of each weight, and that has no storage of its own."""
     with lms.enable(limit="1GiB", min_size=SMALL):
         model = make_model(8, 512)
-        shards = []
-        for layer in model[::2]:
-            shards.append(layer.weight.detach()[:256].clone().requires_grad_())
-            del layer.weight
+        shards = [layer.weight.detach()[:256].clone() for layer in model[::2]]
         assert saver.tags()[TAG].resident_bytes >= 8 * MIB
-        optimizer = torch.optim.AdamW(shards)
-        (torch.ones(4, 512) @ torch.cat(shards).T).sum().backward()
-        optimizer.step()
+        for layer, shard in zip(model[::2], shards, strict=True):
+            del layer.weight
+            layer.weight = shard
+        model[1](torch.ones(4, 512))
         assert saver.tags()[TAG].resident_bytes < 2 * MIB, "the biases"
 
 

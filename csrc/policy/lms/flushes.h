@@ -13,29 +13,32 @@ class Flushes {
  public:
   enum class Advice { kKeep, kWait, kGiveBack };  // kWait: for an update
 
-  // Whether the last step has flushed, though all was given back just before: one step that maps it anew may lie
-  // between.
-  bool was_in_vain() const { return patience_ > 0 && steps_ == first_flush_ && steps_ > 0 && steps_ <= 2; }
+  // Whether the last step was the first one that flushed since all was given back, and that came soon: before the
+  // second update, as the steps of the first one map anew what they use.
+  bool was_in_vain() const { return was_in_vain_; }
 
   // A step has ended. had_update: and then an optimizer's, so that gradients may be gone.
   Advice note(bool has_flushed, bool had_update) {
     ++steps_;
-    if (has_flushed && first_flush_ == 0) first_flush_ = steps_;
+    const bool is_first_flush = has_flushed && first_flush_ == 0;
+    was_in_vain_ = is_first_flush && patience_ > 0 && updates_ < 2;
+    if (is_first_flush) first_flush_ = steps_;
+    updates_ += had_update ? 1 : 0;
     is_needed_ = steps_ > patience_ && (is_needed_ || has_flushed);
     if (!is_needed_) return Advice::kKeep;
     if (!had_update) return Advice::kWait;
     // Where it did not help for long, it costs more than it spares.
     patience_ = first_flush_ > kLongQuiet ? kFirstPatience : std::clamp(2 * patience_, kFirstPatience, kMostPatience);
-    steps_ = first_flush_ = 0;
+    steps_ = first_flush_ = updates_ = 0;
     return Advice::kGiveBack;
   }
 
  private:
   static constexpr uint64_t kFirstPatience = 4, kMostPatience = 4096, kLongQuiet = 64;  // steps
-  uint64_t steps_ = 0;                                                                  // since it was given back
+  uint64_t steps_ = 0, updates_ = 0;                                                    // since it was given back
   uint64_t first_flush_ = 0;  // in which of these; 0: in none yet
   uint64_t patience_ = 0;
-  bool is_needed_ = false;
+  bool is_needed_ = false, was_in_vain_ = false;
 };
 
 }  // namespace ebbtide::policy

@@ -14,7 +14,7 @@ constexpr double kFasterTolerance = 0.15;
 // A limit that differs, or a demand that grows, by more than this part of the limit asks for another choice, not only
 // for another plan.
 constexpr uint64_t kOtherLimitPart = 8;
-constexpr size_t kStepsOfChoice = 2;  // it is measured in
+constexpr size_t kStepsOfChoice = 2, kStepsOfFastest = 4;  // they are measured in
 // By so much of the limit the margin grows at most in a step where memory has pages: a step that evicts on demand finds
 // free memory in more pieces than later ones will.
 constexpr uint64_t kMostPagesPart = 16;
@@ -33,6 +33,11 @@ double duration(const StepRecord& record) {
 size_t count_anchors(const StepRecord& record) {
   return static_cast<size_t>(std::count_if(record.events.begin(), record.events.end(),
                                            [](const StepEvent& event) { return has_anchor(event.kind); }));
+}
+
+bool has_same_calls(const std::vector<Block>& one, const std::vector<Block>& other) {
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+                    [](const Block& left, const Block& right) { return left.call == right.call; });
 }
 
 }  // namespace
@@ -104,7 +109,7 @@ void KnownStep::choose(const StepRules& rules) {
   flushes_ = {};
   roomier_ = 0;
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
-  current_ = 0;
+  current_ = settled_on_ = 0;
   is_settled_ = false;
 }
 
@@ -147,13 +152,16 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);
-  // What evicts makes islands in each step.
-  const bool may_stay_whole = rules.limits.has_pages && tried.plan().evicts_nothing();
-  advice_ = may_stay_whole ? flushes_.note(rules.has_flushed && is_lesson, rules.had_update) : Flushes::Advice::kKeep;
+  advice_ = Flushes::Advice::kKeep;
+  bool wants_room = false;
+  if (rules.limits.has_pages && tried.plan().evicts_nothing()) {  // what evicts makes islands in each step
+    advice_ = flushes_.note(rules.has_flushed && is_lesson, rules.had_update);
+    wants_room = is_as_large && flushes_.was_in_vain();
+  }
   if (is_lesson) {
     // A step whose flushes later ones will be spared is the first of its choice, at most.
     const bool is_first_only = advice_ != Flushes::Advice::kKeep && tried.measured_steps() > 0;
-    tried.note(step, matched, rules.is_timed && !is_first_only ? duration(step) : 0);
+    tried.note(step, matched, rules.is_timed && !is_settled_ && !is_first_only ? duration(step) : 0);
     StepLimits held = limits_;  // the limit may have been lower in the step
     held.limit_bytes = std::min(held.limit_bytes, rules.least_limit_bytes);
     const uint64_t missing_bytes =
@@ -168,8 +176,8 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     choose(rules);
     return true;
   }
-  if (rules.is_timed && flushes_.was_in_vain()) add_roomier_choice(rules);
-  const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle(0));
+  if (wants_room) add_roomier_choice(rules);
+  const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle());
   TriedChoice& next = choices_[current_];
   const bool has_other_limit =
       limits_.limit_bytes != rules.limits.limit_bytes || limits_.has_pages != rules.limits.has_pages;
@@ -199,37 +207,49 @@ bool KnownStep::learn(StepRecord step, const MatchedEvents& matched, const StepR
   return true;
 }
 
-// Each choice is measured for some steps, and the fastest one stays.
+// Each choice is measured for some steps. The fastest one stays, if it is that after some more.
 bool KnownStep::take_next_choice() {
-  if (is_settled_ || (choices_.size() > 1 && choices_[current_].measured_steps() < kStepsOfChoice)) return false;
-  if (current_ + 1 < choices_.size()) {
-    ++current_;
-    flushes_ = {};
-    return true;
+  if (is_settled_ || (choices_.size() > 1 && current().measured_steps() < kStepsOfChoice)) return false;
+  const auto is_unknown = [](const TriedChoice& choice) { return choice.measured_steps() == 0; };
+  auto next = std::find_if(choices_.begin(), choices_.end(), is_unknown);
+  if (next == choices_.end())
+    next = std::min_element(choices_.begin(), choices_.end(), [](const auto& one, const auto& other) {
+      return one.measured_seconds() < other.measured_seconds();
+    });
+  is_settled_ = choices_.size() == 1 || next->measured_steps() >= kStepsOfFastest;
+  const auto number = static_cast<size_t>(next - choices_.begin());
+  if (is_settled_) settled_on_ = number;
+  return take(number);
+}
+
+// Returns whether it is another one.
+bool KnownStep::take(size_t choice) {
+  if (std::exchange(current_, choice) == choice) return false;
+  flushes_ = {};
+  return true;
+}
+
+// One that evicts nothing either, with more room: whether that ends the flushes is for its steps to show. Without
+// blocks to recompute there is none, and a plan that was given stays.
+void KnownStep::add_roomier_choice(const StepRules& rules) {
+  const std::vector<Block>& recomputed = current().choice().recomputed;
+  while (roomier_ < kMostRoomier) {
+    StepRules roomier = rules;
+    roomier.limits.limit_bytes -= ++roomier_ * (rules.limits.limit_bytes / kRoomierPart);
+    for (StepChoice& choice : choices_for(roomier)) {
+      if (!choice.plan.evicts_nothing() || has_same_calls(choice.recomputed, recomputed)) continue;
+      if (std::exchange(is_settled_, false)) choices_[current_].forget_times();  // they had no such flushes
+      choices_.emplace_back(std::move(choice));
+      return;
+    }
   }
-  const auto fastest = std::min_element(choices_.begin(), choices_.end(), [](const auto& one, const auto& other) {
-    return one.measured_seconds() < other.measured_seconds();
-  });
-  return settle(static_cast<size_t>(fastest - choices_.begin()));
 }
 
-// One that evicts nothing either, with more room: whether that ends the flushes is for its steps to show.
-void KnownStep::add_roomier_choice(StepRules rules) {
-  if (roomier_ == kMostRoomier) return;
-  rules.limits.limit_bytes -= ++roomier_ * (rules.limits.limit_bytes / kRoomierPart);
-  std::vector<StepChoice> found = choices_for(rules);
-  const auto unmoved =
-      std::find_if(found.begin(), found.end(), [](const StepChoice& choice) { return choice.plan.evicts_nothing(); });
-  if (unmoved == found.end()) return;
-  choices_.emplace_back(std::move(*unmoved));
-  is_settled_ = false;
-}
-
-// Where steps are not alike, times tell nothing, and the first choice, that with the best forecast, stays. Returns
-// whether it is another one.
-bool KnownStep::settle(size_t choice) {
+// Where steps are not alike, times tell nothing, and the choice that stayed before does so again, or else the first
+// one, that with the best forecast. Returns whether it is another one.
+bool KnownStep::settle() {
   if (std::exchange(is_settled_, true)) return false;
-  return std::exchange(current_, choice) != choice;
+  return take(settled_on_);
 }
 
 }  // namespace ebbtide::policy

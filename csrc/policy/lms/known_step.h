@@ -66,12 +66,13 @@ class KnownStep {
   uint64_t margin_within(const StepLimits& limits) const;
   bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
-  void add_roomier_choice(StepRules rules);
+  void add_roomier_choice(const StepRules& rules);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;
   bool take_next_choice();
-  bool settle(size_t choice);
+  bool take(size_t choice);
+  bool settle();
 
   StepRecord whole_;           // of a step that recomputed nothing
   StepRules rules_;            // of the choices
@@ -79,10 +80,10 @@ class KnownStep {
   double chosen_seconds_ = 0;  // that the step takes without a limit, as known where the choices were made
   Margin margin_;
   Margin unmoved_margin_;  // in pages, of plans that evict nothing, beside a fixed part of the limit
-  Flushes flushes_;        // in pages, of steps that evict nothing, under these choices
+  Flushes flushes_;        // in pages, of steps that evict nothing, under the current choice
   Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
-  size_t current_ = 0;
+  size_t current_ = 0, settled_on_ = 0;
   uint64_t roomier_ = 0;      // how often more room was asked for
   bool is_settled_ = false;   // each choice was measured, and the best is current
   int steps_of_another_ = 0;  // in a row

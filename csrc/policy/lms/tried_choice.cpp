@@ -102,10 +102,7 @@ bool TriedChoice::is_as_large(const StepRecord& step) const {
 }
 
 void TriedChoice::note(const StepRecord& step, const MatchedEvents& matched, double seconds) {
-  if (seconds > 0) {
-    (measured_steps_ == 0 ? first_seconds_ : later_seconds_) += seconds;
-    ++measured_steps_;
-  }
+  if (seconds > 0) step_seconds_.push_back(seconds);
   note_demands(step, matched);
   for (const RecordedStorage& measured : step.storages) {
     const uint32_t storage = storage_of(measured.key);
@@ -117,10 +114,12 @@ void TriedChoice::note(const StepRecord& step, const MatchedEvents& matched, dou
 }
 
 double TriedChoice::measured_seconds() const {
-  if (measured_steps_ == 0) return std::numeric_limits<double>::infinity();
-  const double steps_seconds =
-      measured_steps_ == 1 ? first_seconds_ : later_seconds_ / static_cast<double>(measured_steps_ - 1);
-  return steps_seconds + choice_.state_seconds;
+  if (step_seconds_.empty()) return std::numeric_limits<double>::infinity();
+  std::vector<double> later(step_seconds_.size() == 1 ? step_seconds_.begin() : step_seconds_.begin() + 1,
+                            step_seconds_.end());
+  const auto middle = later.begin() + static_cast<std::ptrdiff_t>((later.size() - 1) / 2);
+  std::nth_element(later.begin(), middle, later.end());
+  return *middle + choice_.state_seconds;
 }
 
 void TriedChoice::note_demands(const StepRecord& step, const MatchedEvents& matched) {

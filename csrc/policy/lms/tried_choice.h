@@ -63,10 +63,11 @@ class TriedChoice {
   // What the step shows to take less time, without what it recomputed, does so in the record, too.
   void shorten(StepRecord& whole, const StepRecord& step, const MatchedEvents& matched) const;
   // Timed steps that followed it.
-  size_t measured_steps() const { return measured_steps_; }
-  // The mean of the steps that followed it, with what the optimizer's step takes longer; infinite before the first one.
-  // That one does not count if there were others: it found the memory as another choice had left it.
+  size_t measured_steps() const { return step_seconds_.size(); }
+  // The median of the steps that followed it, with what the optimizer's step takes longer; infinite before the first
+  // one. That one does not count if there were others: it found the memory as another choice had left it.
   double measured_seconds() const;
+  void forget_times() { step_seconds_.clear(); }
   std::vector<uint64_t> away_bytes() const;  // at each event, under the plan
 
  private:
@@ -86,8 +87,7 @@ class TriedChoice {
   std::unordered_map<uint64_t, uint32_t> events_;    // by anchor
   std::unordered_map<uint64_t, uint32_t> storages_;  // by key
   std::vector<Correction> corrections_;              // from an event of the plan to the next one that has any
-  size_t measured_steps_ = 0;
-  double first_seconds_ = 0, later_seconds_ = 0;
+  std::vector<double> step_seconds_;                 // of each that was measured
 };
 
 }  // namespace ebbtide::policy

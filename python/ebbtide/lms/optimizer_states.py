@@ -265,7 +265,6 @@ def _run_own_step(
         result = None
         if makes_states := _may_make_states(optimizer, callable(closure)):
             # Around such a step torch's cache is emptied, which waits for the device.
-            weights.trim()  # such as weights that FSDP has replaced by their shards
             if callable(closure):
                 inner = _outside_region(closure)
                 others, options = ([inner, *others[1:]], options) if others else ([], {**options, "closure": inner})

@@ -30,6 +30,7 @@ class _State:
         self.device: devices.Device | None = None  # while there is an extension
         self.registration: Any = None  # torch's handle
         self.layers: Any = None  # a streaming.layers.Layers, while there is an extension
+        self.have_gone = False  # some, as where FSDP2 replaces them by their shards
         self.may_return = False  # into free room, as soon as a forward pass wants some that are away
         self.are_uses_followed = False
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
@@ -45,7 +46,7 @@ def install(extension: Any, device: devices.Device) -> None:
     from torch.nn.modules import module
 
     _now.owners = outside.Owners(device)
-    trim()  # what an earlier LMS could not, since it was in use
+    _trim()  # what an earlier LMS could not, since it was in use
     from ebbtide.lms.streaming.layers import Layers
 
     _now.layers, _now.may_return = Layers(device, _is_on_host, extension), True
@@ -72,7 +73,7 @@ def remove(extension: Any) -> None:
         _now.are_uses_followed = False
         _leave_conversions()
     extension.allow_gradient_homes(False)
-    trim()
+    _trim()
     if extension.weight_statistics()["weight_host_bytes"] > 0:
         extension.bring_weights_back(_core.UNLIMITED)
     extension.allow_weight_moves(False)
@@ -94,8 +95,8 @@ def release_homes() -> None:
         _trim_gradients()
 
 
-def trim() -> None:
-    """Releases memory of weights and gradients that are gone."""
+def _trim() -> None:
+    _now.have_gone = False
     with contextlib.suppress(StateError):  # a thread makes a module
         trim_quietly([TAG], missing_ok=True)
     _trim_gradients()
@@ -206,7 +207,7 @@ class _GradientHook:
     """Of one parameter, and gone with it. Called when its gradient has been accumulated."""
 
     def __init__(self, extension: Any) -> None:
-        self._extension = extension
+        self._extension, self._state = extension, _now
         self._owner = extension.add_home_owner()
 
     def __call__(self, parameter: Any) -> None:
@@ -214,6 +215,7 @@ class _GradientHook:
 
     def __del__(self) -> None:
         self._extension.remove_home_owner(self._owner)
+        self._state.have_gone = True
 
 
 def _send_gradient_home(owner: int, parameter: Any) -> None:
@@ -276,6 +278,8 @@ def before_call(use: Any, module: Any) -> None:
     is_outermost = extension.module_depth() == 0
     if is_outermost:
         _layers().end_pass()  # one that an interrupt has left
+        if _now.have_gone and not captures.is_capturing():
+            _trim()  # before the memory is missed
     compiled = module if vars(module).get("_compiled_call_impl") is not None else modules.get("_orig_mod")
     if compiled is not None:  # the calls inside are not seen
         parameters = dict(compiled.named_parameters())
