@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.measured import SkippedError
 
 LAST_WORDS = 600
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch"])

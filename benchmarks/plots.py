@@ -40,6 +40,7 @@ KEEPERS = {
 }
 # Those of lms_programs that are drawn, and their names.
 PROGRAMS = {"gpt": "GPT, 537 M parameters", "unet": "UNet", "hf_gpt2": "GPT-2 of transformers"}
+LIMITED = "large model support; at the right, without"
 # They copy everything each time, so an unchanged tag takes them as long as a changed one.
 UNCHANGED, CHANGED = "pause, nothing changed", "steady pause"
 INK = "#808080"  # reads on light and dark backgrounds
@@ -171,7 +172,7 @@ def draw_sizes(document: dict[str, Any]) -> "Figure":
 def draw_training(document: dict[str, Any]) -> "Figure":
     """A panel for each program: milliseconds of a step with large model support, and with checkpoints."""
     entries = document["result"]["measured"]
-    found = {name: steps for name in PROGRAMS if (steps := steps_of(entries, name))["large model support"]}
+    found = {name: steps for name in PROGRAMS if (steps := steps_of(entries, name))[LIMITED]}
     if not found:
         raise NotDrawnError("these results have no training in less memory: run the workload lms_programs")
     figure = new_figure(11, 3.6)
@@ -210,8 +211,8 @@ def steps_of(entries: Entries, name: str) -> dict[str, list[tuple[float, float]]
     limited = points((way for way in sound if way.startswith("auto_")), "limit_bytes")
     checkpointed = points((way for way in sound if way.startswith("checkpoint_")), "peak_bytes")
     return {
-        "large model support": whole + limited if limited else [],
-        "each block checkpointed, each second, third and fourth": whole + checkpointed,
+        LIMITED: whole + limited if limited else [],
+        "every block checkpointed, every 2nd, 3rd and 4th": whole + checkpointed,
     }
 
 

@@ -212,7 +212,7 @@ def test_steps_are_drawn_from_all_the_memory_to_the_least() -> None:
     limited, checkpointed = plots.steps_of(entries, "gpt").values()
     assert limited == [(30, 500), (25, 1500), (15, 2000)]
     assert checkpointed == [(30, 500), (10, 1000)]
-    assert plots.steps_of(entries, "unet")["large model support"] == []
+    assert plots.steps_of(entries, "unet")[plots.LIMITED] == []
 
 
 def test_drawings_that_cannot_be_made_say_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
