@@ -36,10 +36,11 @@ def use_compiler(tmp_path, monkeypatch):
     """Makes a shell script the compiler; in it, $out is the file to write."""
 
     def use(body: str) -> Path:
-        path = tmp_path / "compiler"
+        path, part = tmp_path / "compiler", tmp_path / "compiler.part"
         find_output = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n'
-        path.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{find_output}{body}\n")
-        path.chmod(0o755)
+        part.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{find_output}{body}\n")
+        part.chmod(0o755)
+        part.replace(path)  # one that a builder has started may be about to run: it can't be written to
         monkeypatch.setenv("CXX", str(path))
         return path
 
