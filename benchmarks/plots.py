@@ -5,8 +5,7 @@
 - training: a step over the memory it may have, as in the README
 """
 
-import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,12 +160,17 @@ def draw_sizes(document: dict[str, Any]) -> "Figure":
         axes.grid(visible=True, color=INK, alpha=0.3)
         paint(axes, [axes.title, axes.yaxis.label, *axes.get_xticklabels()])
     panels[0].set_ylabel("GB/s (median; band: least to most)")
-    handles, names = panels[1].get_legend_handles_labels()
-    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=3, frameon=False)
+    finish(figure, panels[1], 3, document)
+    return figure
+
+
+def finish(figure: "Figure", panel: Any, columns: int, document: dict[str, Any]) -> None:
+    """One legend for all panels, that of this one, and the title."""
+    handles, names = panel.get_legend_handles_labels()
+    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=columns, frameon=False)
     title = figure.suptitle(title_of(document), fontsize=9)
     for text in (title, *legend.get_texts()):
         text.set_color(INK)
-    return figure
 
 
 def draw_training(document: dict[str, Any]) -> "Figure":
@@ -186,33 +190,23 @@ def draw_training(document: dict[str, Any]) -> "Figure":
         axes.grid(visible=True, color=INK, alpha=0.3)
         paint(axes, [axes.title, axes.yaxis.label])
     panels[0].set_ylabel("ms of a step")
-    panels[0].yaxis.label.set_color(INK)
-    handles, names = panels[0].get_legend_handles_labels()
-    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=2, frameon=False)
-    title = figure.suptitle(title_of(document), fontsize=9)
-    for text in (title, *legend.get_texts()):
-        text.set_color(INK)
+    finish(figure, panels[0], 2, document)
     return figure
 
 
 def steps_of(entries: Entries, name: str) -> dict[str, list[tuple[float, float]]]:
     """(GB, milliseconds) of each way, from all the memory to the least."""
-    prefix = f"lms_programs.{name}_"
-    sound = {
-        part.removeprefix(prefix) for part, each in entries.items() if each["status"] == "ok" and not each["faults"]
-    }
 
-    def points(ways: Iterable[str], fact: str) -> list[tuple[float, float]]:
-        parts = [entries[prefix + way] for way in ways if way in sound]
-        found = [(part["facts"][fact] / 1e9, statistics.median(part["seconds"]["step"]) * 1e3) for part in parts]
-        return sorted(found, reverse=True)
+    def points(kind: str, fact: str) -> list[tuple[float, float]]:
+        prefix = f"lms_programs.{name}_{kind}"
+        found = {part: median_of(entries, part, "step") for part in entries if part.startswith(prefix)}
+        sound = [(entries[part]["facts"][fact] / 1e9, seconds * 1e3) for part, seconds in found.items() if seconds]
+        return sorted(sound, reverse=True)
 
-    whole = points(["plain"], "peak_bytes")
-    limited = points((way for way in sound if way.startswith("auto_")), "limit_bytes")
-    checkpointed = points((way for way in sound if way.startswith("checkpoint_")), "peak_bytes")
+    whole, limited = points("plain", "peak_bytes"), points("auto_", "limit_bytes")
     return {
         LIMITED: whole + limited if limited else [],
-        "every block checkpointed, every 2nd, 3rd and 4th": whole + checkpointed,
+        "every block checkpointed, every 2nd, 3rd and 4th": whole + points("checkpoint_", "peak_bytes"),
     }
 
 

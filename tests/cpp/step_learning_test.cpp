@@ -118,41 +118,26 @@ TEST(StepLearning, StatesThatPlansHaveOnTheHostAreRoom) {
 
 // --- Times and choices ---
 
+// And if further steps of it are slower, it gives way.
 TEST(StepLearning, EachChoiceIsMeasuredInTwoStepsAndTheFastestStays) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   const StepRules rules = mixed(record, 50);
   const size_t all = find_blocks(record, {}).size();
-  for (const bool is_all_faster : {false, true}) {
+  const std::vector<std::pair<std::vector<double>, std::vector<bool>>> cases = {
+      {{0.1, 0.1, 0.11, 0.11, 0.1, 0.1, 0.1}, {false, false, true, true, false, false, false}},
+      {{0.11, 0.11, 0.1, 0.1, 0.1, 0.1, 0.1}, {false, false, true, true, true, true, true}},
+      {{0.1, 0.1, 0.11, 0.11, 0.14, 0.1, 0.1}, {false, false, true, true, false, false, false}},
+      {{0.1, 0.1, 0.11, 0.11, 0.14, 0.14, 0.11, 0.11, 0.11},
+       {false, false, true, true, false, false, true, true, true}}};
+  for (const auto& [seconds, recompute_all] : cases) {
     CheckedFollower checked;
     play(checked, record, rules);
     const size_t some = checked.follower.latest_choice()->recomputed.size();
     ASSERT_TRUE(some > 0 && some < all);
-    std::vector<size_t> recomputed;
-    for (int step = 0; step < 7; ++step) {
-      const bool is_all = checked.follower.latest_choice()->recomputed.size() == all;
-      const double seconds = is_all == is_all_faster ? 0.1 : 0.11;
-      recomputed.push_back(play(checked, record, rules, {.measured_seconds = seconds}).recomputed);
-    }
-    const size_t best = is_all_faster ? all : some;
-    EXPECT_EQ(recomputed, std::vector<size_t>({some, some, all, all, best, best, best}));
-    checked.saved({.key = record.storages[0].key, .size_bytes = record.storages[0].size_bytes}, 0, 0);
-    EXPECT_FALSE(checked.follower.wants_times());
-  }
-}
-
-TEST(StepLearning, TheFastestGivesWayIfFurtherStepsOfItAreSlower) {
-  const StepRecord record = transformer_step(1280, 12 * 1024);
-  const StepRules rules = mixed(record, 50);
-  const size_t all = find_blocks(record, {}).size();
-  for (const bool stays : {false, true}) {
-    CheckedFollower checked;
-    play(checked, record, rules);
-    const size_t some = checked.follower.latest_choice()->recomputed.size();
-    std::vector<size_t> recomputed;
-    for (const double seconds : {0.1, 0.1, 0.11, 0.11, 0.14, stays ? 0.1 : 0.14, 0.11, 0.11, 0.11})
-      recomputed.push_back(play(checked, record, rules, {.measured_seconds = seconds}).recomputed);
-    const size_t best = stays ? some : all;
-    EXPECT_EQ(recomputed, std::vector<size_t>({some, some, all, all, some, some, best, best, best}));
+    for (size_t step = 0; step < seconds.size(); ++step)
+      EXPECT_EQ(play(checked, record, rules, {.measured_seconds = seconds[step]}).recomputed,
+                recompute_all[step] ? all : some)
+          << step;
     checked.saved({.key = record.storages[0].key, .size_bytes = record.storages[0].size_bytes}, 0, 0);
     EXPECT_FALSE(checked.follower.wants_times());
   }

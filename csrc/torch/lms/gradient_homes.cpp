@@ -128,11 +128,11 @@ void GradientHomes::remove_owner(uint64_t owner) noexcept {
   std::unique_ptr<Home> dropped;
   const std::lock_guard lock(mutex_);
   owners_.erase(owner);
+  has_dropped_.store(true);
   const auto found = free_.find(owner);
   if (found == free_.end()) return;
   dropped = std::move(found->second);
   free_.erase(found);
-  has_dropped_.store(true);
 }
 
 }  // namespace ebbtide::lms

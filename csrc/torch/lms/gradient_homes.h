@@ -35,7 +35,7 @@ class GradientHomes {
   // std::bad_alloc.
   uint64_t add_owner();
   void remove_owner(uint64_t owner) noexcept;
-  // Whether homes were given back since this was asked last.
+  // Whether parameters have gone, or homes were given back, since this was asked last.
   bool has_dropped() { return has_dropped_.exchange(false); }
 
  private:

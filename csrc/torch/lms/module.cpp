@@ -217,8 +217,8 @@ void add_weights(py::module_& module) {
       py::arg("most_bytes"), py::arg("with_gradients") = true, Released());
   module.def("weights_host_bytes", &Weights::weights_host_bytes, "Without gradients.");
   module.def(
-      "have_homes_gone", [] { return GradientHomes::instance().has_dropped(); },
-      "Whether homes were given back to torch since this was asked.");
+      "have_weights_gone", [] { return GradientHomes::instance().has_dropped(); },
+      "Whether weights have gone, or homes were given back to torch, since this was asked.");
   module.def("add_home_owner", [] { return GradientHomes::instance().add_owner(); });
   module.def(
       "remove_home_owner", [](uint64_t owner) { GradientHomes::instance().remove_owner(owner); }, py::arg("owner"));

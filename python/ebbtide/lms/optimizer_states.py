@@ -283,7 +283,7 @@ def _run_own_step(
                 extension.count_slow_read()
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
         _after_step(extension, makes_states)
-    weights.release_homes()
+    weights.release_gone()
     return result
 
 

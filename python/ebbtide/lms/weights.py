@@ -30,7 +30,6 @@ class _State:
         self.device: devices.Device | None = None  # while there is an extension
         self.registration: Any = None  # torch's handle
         self.layers: Any = None  # a streaming.layers.Layers, while there is an extension
-        self.have_gone = False  # some, as where FSDP2 replaces them by their shards
         self.may_return = False  # into free room, as soon as a forward pass wants some that are away
         self.are_uses_followed = False
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
@@ -88,15 +87,14 @@ def forget_shortage() -> None:
         _trim_gradients()
 
 
-def release_homes() -> None:
-    """Releases what torch caches of homes that it got back, of parameters that are gone."""
+def release_gone() -> None:
+    """Releases what torch caches of weights that are gone, as where FSDP2 replaces them by shards, and of homes."""
     extension = _now.extension
-    if extension is not None and extension.have_homes_gone():
-        _trim_gradients()
+    if extension is not None and not captures.is_capturing() and extension.have_weights_gone():
+        _trim()
 
 
 def _trim() -> None:
-    _now.have_gone = False
     with contextlib.suppress(StateError):  # a thread makes a module
         trim_quietly([TAG], missing_ok=True)
     _trim_gradients()
@@ -154,7 +152,7 @@ def _adopt(parameters: list[Any]) -> None:
     chosen = [parameter for parameter in parameters if _is_to_adopt(parameter, extension)]
     if not chosen:
         return
-    release_homes()
+    release_gone()
     _move(chosen, TAG, make_mover(chosen[0].device.type), trims=True)
     for parameter in chosen:
         _follow_gradient(parameter, extension)
@@ -207,7 +205,7 @@ class _GradientHook:
     """Of one parameter, and gone with it. Called when its gradient has been accumulated."""
 
     def __init__(self, extension: Any) -> None:
-        self._extension, self._state = extension, _now
+        self._extension = extension
         self._owner = extension.add_home_owner()
 
     def __call__(self, parameter: Any) -> None:
@@ -215,7 +213,6 @@ class _GradientHook:
 
     def __del__(self) -> None:
         self._extension.remove_home_owner(self._owner)
-        self._state.have_gone = True
 
 
 def _send_gradient_home(owner: int, parameter: Any) -> None:
@@ -229,7 +226,7 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
         return
     if not _owners().is_gradient_alone(gradient) or extension.take_gradient(owner, gradient):
         return
-    release_homes()
+    release_gone()
     # Nobody else knows it, so the order of this stream is enough: no wait for the device.
     address = gradient.data_ptr()
     _move([gradient], TAG_OF_GRADIENTS, make_mover(gradient.device.type, waits=False), trims=False)
@@ -278,8 +275,7 @@ def before_call(use: Any, module: Any) -> None:
     is_outermost = extension.module_depth() == 0
     if is_outermost:
         _layers().end_pass()  # one that an interrupt has left
-        if _now.have_gone and not captures.is_capturing():
-            _trim()  # before the memory is missed
+        release_gone()  # before the memory is missed
     compiled = module if vars(module).get("_compiled_call_impl") is not None else modules.get("_orig_mod")
     if compiled is not None:  # the calls inside are not seen
         parameters = dict(compiled.named_parameters())
