@@ -222,6 +222,23 @@ TEST(StepLearning, RulesAreHeldFromTheNextStepOn) {
   EXPECT_GT(play(checked, record, rules).recomputed, 5u);
 }
 
+TEST(StepLearning, AllThatMayBeRecomputedIsKnownBeforeItIs) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  StepRules rules = mixed(record, 85);
+  const auto candidates = [&] { return KnownStep(record, rules).candidates(); };
+  const KnownStep known(record, rules);
+  const std::vector<uint64_t> found = known.candidates();
+  EXPECT_EQ(found.size(), find_blocks(record, {}).size());
+  for (const TriedChoice& tried : known.choices())
+    for (const Block& block : tried.choice().recomputed)
+      EXPECT_NE(std::find(found.begin(), found.end(), record.calls[block.call].module), found.end());
+  rules.forbidden.insert(found.front());
+  const std::vector<uint64_t> others = candidates();
+  EXPECT_EQ(std::find(others.begin(), others.end(), found.front()), others.end());
+  rules = mixed(record, 110);
+  EXPECT_TRUE(candidates().empty()) << "nothing has to be";
+}
+
 TEST(StepLearning, AStepThatHasBegunIsChosenForAgain) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   StepRules rules = mixed(record, 50);

@@ -88,6 +88,14 @@ bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
   return learn(unmoved_margin_, held.limit_bytes / kUnmovedPart) || has_other;
 }
 
+std::vector<uint64_t> KnownStep::candidates() const {
+  const auto recomputes = [](const TriedChoice& tried) { return !tried.choice().recomputed.empty(); };
+  std::vector<uint64_t> modules;
+  if (std::none_of(choices_.begin(), choices_.end(), recomputes)) return modules;
+  for (const Block& block : find_blocks(whole_, rules_.forbidden)) modules.push_back(whole_.calls[block.call].module);
+  return modules;
+}
+
 std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules) const {
   const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
   if (rules.forced != nullptr) return {choose_forced(whole_, with_margin(rules.limits), blocks, *rules.forced)};

@@ -40,6 +40,8 @@ class KnownStep {
   const std::vector<TriedChoice>& choices() const { return choices_; }
   const StepRecord& whole() const { return whole_; }
   const StepLimits& limits() const { return limits_; }
+  // Modules that choices for it may recompute; none if no choice recomputes any.
+  std::vector<uint64_t> candidates() const;
   // The least limit for this demand that makes nothing leave.
   uint64_t limit_without_evictions(uint64_t demand_bytes) const;
   // What the current plan leaves free of the limit.

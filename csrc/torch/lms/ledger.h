@@ -142,6 +142,8 @@ class Ledger {
     double seconds;
   };
   std::vector<BlockReport> recomputed_blocks();
+  // Modules that choices for the latest step may recompute.
+  std::vector<uint64_t> candidates();
   // The step that ended last, on the device that saw the most, and of its plan's limit what takes no device memory.
   std::optional<std::pair<policy::KnownStep, uint64_t>> latest_step();
   // Whether this thread allocates ahead of need.

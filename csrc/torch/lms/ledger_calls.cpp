@@ -178,6 +178,18 @@ std::vector<Ledger::BlockReport> Ledger::recomputed_blocks() {
   return found;
 }
 
+std::vector<uint64_t> Ledger::candidates() {
+  const Lock lock(mutex_);
+  std::vector<uint64_t> found;
+  for (const auto& [device, steps] : steps_) {
+    const policy::KnownStep* const step = steps.follower.latest();
+    if (step == nullptr) continue;
+    const std::vector<uint64_t> modules = step->candidates();
+    found.insert(found.end(), modules.begin(), modules.end());
+  }
+  return found;
+}
+
 std::optional<std::pair<policy::KnownStep, uint64_t>> Ledger::latest_step() {
   const Lock lock(mutex_);
   std::optional<std::pair<policy::KnownStep, uint64_t>> found;

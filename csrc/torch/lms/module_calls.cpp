@@ -209,6 +209,8 @@ void add_reports(py::module_& module) {
         return found;
       },
       "What the latest step's choice recomputes: (module, name of the call, bytes that it drops, seconds).");
+  module.def(
+      "candidates", [=] { return ledger().candidates(); }, "Modules that choices for the latest step may recompute.");
 }
 
 }  // namespace

@@ -247,18 +247,20 @@ class Blocks:
         self._unmatched = frozenset()
 
     def _check_choice(self, root: Any) -> None:
-        """Chooses anew without modules that can't be recomputed, as far as can be told before they are called."""
-        if not self._extension.recomputed_blocks():
+        """Chooses anew without modules that can't be recomputed, as far as can be told before they are called.
+
+        Those of other choices are looked at as well: each time that the program chooses anew, it measures anew.
+        """
+        if not self._extension.candidates():
             return
         try:
             modules = {self._number_of(module): module for module in root.modules()}
         except TypeError:  # a module that can't be hashed, with which torch can't list them
             return
         for _ in range(8):  # the choice may turn to the modules inside
-            blocks = {number for number, *_ in self._extension.recomputed_blocks()} - self._refused.keys()
             # A program may call its blocks without a module around them: then each is looked at as it is called.
-            known = {number: modules[number] for number in blocks if number in modules}
-            reasons = [(module, self._reason(module, self._kind_of(module))) for module in known.values()]
+            known = {*self._extension.candidates()} & modules.keys() - self._refused.keys()
+            reasons = [(module, self._reason(module, self._kind_of(module))) for module in map(modules.get, known)]
             if not any(reason for _, reason in reasons):
                 return
             for module, reason in reasons:
