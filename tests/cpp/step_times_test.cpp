@@ -67,13 +67,13 @@ TEST(StepTimes, InPagesAChoiceThatMovesNothingIsMeasuredToo) {
 
 // Of those without evictions the fastest, also where others within 1.2 of the best evict nothing, and where it is not.
 TEST(StepTimes, InPagesTheFastestChoiceThatMovesNothingIsMeasured) {
-  const StepRecord record = transformer_step(1280, 12 * 1024);
-  const std::vector<Block> blocks = find_blocks(record, {});
-  for (const auto& [percent, rate, least, most] : {std::tuple{60, kLinkRate, 1.0, 1.1}, {15, 1e15, 1.25, 1.4}}) {
+  for (const auto& [width, percent, least, most] : {std::tuple{1280, 60, 1.0, 1.1}, {8192, 40, 1.04, 1.2}}) {
+    const StepRecord record = transformer_step(static_cast<uint64_t>(width), 12 * 1024);
+    const std::vector<Block> blocks = find_blocks(record, {});
     const uint64_t limit_bytes = part_of_peak(record, static_cast<uint64_t>(percent));
     const StepLimits limits{.limit_bytes = limit_bytes / 16 * 15,
-                            .out_bytes_per_second = rate,
-                            .in_bytes_per_second = rate,
+                            .out_bytes_per_second = kLinkRate,
+                            .in_bytes_per_second = kLinkRate,
                             .has_pages = true,
                             .unmoved_bytes = limit_bytes / 32 * 31};
     const std::vector<StepChoice> found = choose_steps(record, limits, blocks);
@@ -89,7 +89,7 @@ TEST(StepTimes, InPagesTheFastestChoiceThatMovesNothingIsMeasured) {
   }
 }
 
-// Evictions may cost more than forecast. So may what is recomputed: the host's time is in no forecast.
+// What evicts may take more than its forecast. So may what is recomputed: the host's time is in no forecast.
 TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsOrRecomputesLess) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   const std::vector<Block> blocks = find_blocks(record, {});
@@ -106,7 +106,7 @@ TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsOrRecomputesLess) {
         const bool evicts_less = choice.moved_bytes < before.moved_bytes;
         EXPECT_GE(choice.seconds, before.seconds) << percent;
         EXPECT_TRUE(evicts_less || choice.recomputed.size() < before.recomputed.size()) << percent;
-        EXPECT_TRUE(evicts_less || choice.seconds <= 1.2 * found.front().seconds) << percent;
+        EXPECT_LE(choice.seconds, (evicts_less ? 1.2 : 1.1) * found.front().seconds) << percent;
         recomputing_less += evicts_less ? 0 : 1;
       }
       alone += found.size() == 1 ? 1 : 0;
@@ -116,19 +116,19 @@ TEST(StepTimes, InPagesWhatIsSlowerIsMeasuredOnlyIfItEvictsOrRecomputesLess) {
   EXPECT_GT(alone, 0u);
 }
 
-// Where all blocks are recomputed, little leaves.
-TEST(StepTimes, InPagesForecastsThatDifferMoreAreMeasured) {
+TEST(StepTimes, InPagesWhatLeavesCostsTimeHoweverFastTheBusIs) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   const std::vector<Block> blocks = find_blocks(record, {});
-  StepLimits limits{.limit_bytes = part_of_peak(record, 8), .out_bytes_per_second = 1e15, .in_bytes_per_second = 1e15};
-  const auto is_measured = [&] {
-    const std::vector<StepChoice> found = choose_steps(record, limits, blocks);
-    return std::any_of(found.begin(), found.end(),
-                       [&](const StepChoice& choice) { return choice.recomputed.size() == blocks.size(); });
-  };
-  EXPECT_FALSE(is_measured());
+  StepLimits limits{.limit_bytes = part_of_peak(record, 50), .out_bytes_per_second = 1e15, .in_bytes_per_second = 1e15};
+  const StepChoice free = choose_steps(record, limits, blocks).front();
+  EXPECT_TRUE(free.recomputed.empty());
+  EXPECT_GT(free.moved_bytes, uint64_t{4} << 30);
   limits.has_pages = true;
-  EXPECT_TRUE(is_measured());
+  limits.unmoved_bytes = limits.limit_bytes;
+  const StepChoice paged = choose_forced(record, limits, blocks, {});
+  EXPECT_EQ(paged.moved_bytes, free.moved_bytes);
+  EXPECT_NEAR(paged.seconds - free.seconds, 0.012 * static_cast<double>(free.moved_bytes) / (1 << 30), 1e-9);
+  EXPECT_TRUE(choose_steps(record, limits, blocks).front().plan.evicts_nothing());
 }
 
 }  // namespace

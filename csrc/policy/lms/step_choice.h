@@ -39,9 +39,9 @@ void plan_again(StepChoice& choice, const StepLimits& limits);
 StepLimits limits_of(StepLimits limits, const StepChoice& choice);
 
 // The best choice first, then others that may turn out to be better: those of other kinds (no block, some blocks, all
-// of them; in pages, the best one without evictions) whose forecast is within 1.2 of the best. In pages within 1.5, if
-// they evict less than each one before, and those within 1.2 only if they evict or recompute less than each. Choices
-// that exceed the limit by less come before faster ones.
+// of them; in pages, the best one without evictions) whose forecast is within 1.2 of the best. In pages only if they
+// evict less than each one before, or recompute less than each within 1.1. Choices that exceed the limit by less come
+// before faster ones.
 std::vector<StepChoice> choose_steps(const StepRecord& record, const StepLimits& limits,
                                      const std::vector<Block>& blocks);
 

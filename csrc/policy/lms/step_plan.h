@@ -29,8 +29,8 @@ struct StepLimits {
   // links in each step of the optimizer, once in so many steps.
   uint64_t state_bytes = 0;
   double steps_per_update = 1;
-  // Free memory that is cached goes back to the driver in pages where it does not fit in one piece. That costs time, of
-  // which no forecast knows.
+  // Free memory that is cached goes back to the driver in pages where it does not fit in one piece. That costs time,
+  // most of all where memory leaves in the step.
   bool has_pages = false;
   // So much may be in use where nothing leaves, if that is more than limit_bytes: evictions leave free memory in
   // pieces.
