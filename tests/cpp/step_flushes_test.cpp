@@ -65,12 +65,26 @@ class FlushingSteps : public testing::Test {
     EXPECT_TRUE(known.is_settled() && known.current().plan().evicts_nothing());
     return known;
   }
-  void flush_in_vain(KnownStep& known) {
-    for (int step = 0; step < 8 && !known.must_give_back(); ++step) note(known, kBetweenSteps, true);
+  void give_back(KnownStep& known, bool had_update = kBetweenSteps) {
+    for (int step = 0; step < 64 && !known.must_give_back(); ++step) note(known, kBetweenSteps, true);
+    EXPECT_TRUE(known.must_give_back());
     rules_.was_disturbed = true;  // it maps anew what it uses
-    note(known, kBetweenSteps, true);
+    note(known, had_update, true);
     rules_.was_disturbed = false;
+  }
+  void flush_in_vain(KnownStep& known) {
+    give_back(known);
     note(known, kBetweenSteps, true);
+  }
+  static size_t recomputed(const KnownStep& known) { return known.current().choice().recomputed.size(); }
+  size_t recomputed_within(uint64_t limit_bytes) const {
+    StepRules rules = rules_;
+    rules.limits.limit_bytes = limit_bytes;
+    return recomputed_least(KnownStep(record_, rules));
+  }
+  static size_t recomputed_least(const KnownStep& known) {
+    EXPECT_TRUE(known.choices().back().plan().evicts_nothing());
+    return known.choices().back().choice().recomputed.size();
   }
   KnownStep known_that_evicts_nothing() {
     KnownStep known(record_, rules_);
@@ -86,7 +100,7 @@ class FlushingSteps : public testing::Test {
 
   static constexpr bool kBetweenSteps = true, kBetweenMicroBatches = false;
   const StepRecord record_ = transformer_step(1280, 12 * 1024);
-  StepRules rules_ = rules_at(at_limit(part_of_peak(record_, 80)));
+  StepRules rules_ = rules_at(at_limit(part_of_peak(record_, 84)));
 };
 
 TEST_F(FlushingSteps, TheCacheIsGivenBackAfterTheStepAndNotBetweenMicroBatches) {
@@ -104,8 +118,8 @@ TEST_F(FlushingSteps, TheCacheIsGivenBackAfterTheStepAndNotBetweenMicroBatches) 
 TEST_F(FlushingSteps, AFollowerTellsOnceForEachStep) {
   CheckedFollower checked;
   int given_back = 0, last_at = 0;
-  for (int step = 0; step < 24; ++step) {
-    rules_.has_flushed = given_back == 0 || step > last_at + 4;
+  for (int step = 0; step < 48; ++step) {
+    rules_.has_flushed = given_back == 0 || step > last_at + 20;  // later, so that no more room is made
     const bool evicts_nothing =
         checked.follower.latest_choice() != nullptr && checked.follower.latest()->current().plan().evicts_nothing();
     play(checked, record_, rules_);
@@ -132,10 +146,10 @@ TEST_F(FlushingSteps, AFollowerWhoseStepsFlushWhateverIsDoneEndsWithOneChoice) {
     given_back += checked.follower.take_give_back() ? 1 : 0;
   }
   const KnownStep& known = *checked.follower.latest();
-  ASSERT_EQ(known.choices().size(), 3u) << "one that is usual with a margin, and two with more room";
-  for (const TriedChoice& tried : known.choices()) EXPECT_TRUE(tried.plan().evicts_nothing());
+  EXPECT_EQ(known.choices().size(), 1u);
   EXPECT_TRUE(known.is_settled());
-  EXPECT_GE(given_back, 3) << "for each of them";
+  EXPECT_TRUE(known.current().plan().evicts_nothing());
+  EXPECT_GE(given_back, 3) << "for each that more room was made for";
   EXPECT_LE(given_back, 7);
 }
 
@@ -173,9 +187,8 @@ TEST_F(FlushingSteps, ATimeWithAFlushThatLaterStepsAreSparedDoesNotCount) {
   EXPECT_EQ(measured_steps(), 1u);
   EXPECT_FALSE(known.is_settled());
   rules_.was_disturbed = false;
-  note(known, kBetweenSteps, true);
-  EXPECT_EQ(measured_steps(), 2u) << "what giving back has not helped is its own time";
-  EXPECT_EQ(known.choices().size(), 3u) << "and more room may";
+  note(known, kBetweenSteps, false);
+  EXPECT_EQ(measured_steps(), 2u);
 }
 
 TEST_F(FlushingSteps, WhatADisturbedStepFlushesIsNothingThatLaterOnesDo) {
@@ -186,81 +199,52 @@ TEST_F(FlushingSteps, WhatADisturbedStepFlushesIsNothingThatLaterOnesDo) {
 }
 
 // What torch caches for other streams, as those of FSDP2, is lost to the stream that runs the blocks.
-TEST_F(FlushingSteps, WhereGivingBackIsInVainTheSameWithMoreRoomIsMeasuredToo) {
-  for (const bool helps : {true, false}) {
-    KnownStep known = known_that_evicts_nothing();
-    const size_t recomputed = known.current().choice().recomputed.size();
-    flush_in_vain(known);
-    ASSERT_EQ(known.choices().size(), 3u);
-    EXPECT_FALSE(known.is_settled());
-    EXPECT_TRUE(known.current().plan().evicts_nothing());
-    EXPECT_GT(known.current().choice().recomputed.size(), recomputed);
-    note(known, kBetweenSteps, true);
-    EXPECT_TRUE(known.must_give_back()) << "as soon as with any other choice";
-    rules_.was_disturbed = true;
-    note(known, kBetweenSteps, true);
-    rules_.was_disturbed = false;
-    for (int step = 0; step < 5; ++step) {
-      const bool has_more_room = known.current().choice().recomputed.size() > recomputed;
-      note(known, kBetweenSteps, false, {}, has_more_room == helps ? 0.5 : 2);
-    }
-    EXPECT_TRUE(known.is_settled());
-    EXPECT_EQ(known.current().choice().recomputed.size() > recomputed, helps);
-  }
-}
-
-TEST_F(FlushingSteps, MoreRoomIsAskedForTwiceAtMost) {
-  KnownStep known = known_that_evicts_nothing();
-  for (int time = 0; time < 6; ++time) flush_in_vain(known);
-  ASSERT_EQ(known.choices().size(), 4u);
-  EXPECT_TRUE(known.is_settled());
-  StepRules roomier = rules_;
-  roomier.limits.limit_bytes -= rules_.limits.limit_bytes / 16;
-  const size_t expected = KnownStep(record_, roomier).choices().back().choice().recomputed.size();
-  const auto recomputed = [&](size_t choice) { return known.choices()[choice].choice().recomputed.size(); };
-  EXPECT_GT(recomputed(2), recomputed(1));
-  EXPECT_EQ(recomputed(2), expected);
-  EXPECT_GT(recomputed(3), recomputed(2));
-  known.choose(rules_);
-  EXPECT_EQ(known.choices().size(), 2u);
-  for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, false);
-  flush_in_vain(known);
-  EXPECT_EQ(known.choices().size(), 3u);
-}
-
-// The steps that it was chosen by did not flush.
-TEST_F(FlushingSteps, AChoiceThatStayedIsComparedAsItIsNow) {
-  for (const bool is_slower_now : {false, true}) {
+TEST_F(FlushingSteps, WhereGivingBackHelpsForFewUpdatesPlansLeaveMoreFree) {
+  for (const int quiet_updates : {0, 1, 13, 14, 15, 16, 40}) {
     KnownStep known = settled_without_evictions();
-    for (int step = 0; step < 100; ++step) note(known, kBetweenSteps, false, {}, 0.5);
-    EXPECT_EQ(known.current().measured_steps(), 4u) << "nothing is to be measured any more";
-    rules_.is_timed = false;
-    flush_in_vain(known);
-    ASSERT_EQ(known.choices().size(), 3u);
-    EXPECT_FALSE(known.is_settled());
-    rules_.is_timed = true;
-    for (int step = 0; step < 8; ++step) {
-      const bool is_former = &known.current() == &known.choices()[1];
-      note(known, kBetweenSteps, false, {}, is_former && !is_slower_now ? 0.5 : is_former ? 2 : 0.6);
-    }
-    EXPECT_TRUE(known.is_settled());
-    EXPECT_EQ(&known.current(), &known.choices()[is_slower_now ? 2 : 1]);
+    give_back(known);
+    const size_t before = recomputed(known);
+    for (int update = 0; update < quiet_updates; ++update) note(known, kBetweenSteps, false, {}, 0.5);
+    EXPECT_EQ(recomputed(known), before);
+    note(known, kBetweenSteps, true);
+    const uint64_t limit_bytes = rules_.limits.limit_bytes;
+    const size_t expected = quiet_updates < 15 ? recomputed_within(limit_bytes - limit_bytes / 16) : before;
+    EXPECT_EQ(recomputed_least(known), expected) << quiet_updates;
+    EXPECT_EQ(known.is_settled(), expected == before) << "others may be faster now";
   }
 }
 
-TEST_F(FlushingSteps, AStepOfAnotherSizeBringsBackTheChoiceThatStayed) {
-  KnownStep known = settled_without_evictions();
-  flush_in_vain(known);
-  EXPECT_FALSE(known.is_settled());
-  note_larger(known);
-  EXPECT_TRUE(known.is_settled());
-  EXPECT_EQ(&known.current(), &known.choices()[1]);
+TEST_F(FlushingSteps, MoreRoomIsMadeTwiceAtMostForALimit) {
+  KnownStep known = known_that_evicts_nothing();
+  std::vector<size_t> found = {recomputed(known)};
+  for (int time = 0; time < 6; ++time) {
+    flush_in_vain(known);
+    found.push_back(recomputed_least(known));
+  }
+  const uint64_t limit_bytes = rules_.limits.limit_bytes;
+  EXPECT_GT(found[1], found[0]);
+  EXPECT_GT(found[2], found[1]);
+  EXPECT_EQ(found[2], recomputed_within(limit_bytes - limit_bytes / 16 * 2));
+  EXPECT_EQ(std::vector<size_t>(found.begin() + 2, found.end()), std::vector<size_t>(5, found[2]));
+  EXPECT_GE(known.margin_bytes(), limit_bytes / 16 * 2);
   known.choose(rules_);
-  note_larger(known);
-  EXPECT_EQ(&known.current(), &known.choices()[0]) << "none has stayed yet";
+  EXPECT_EQ(recomputed_least(known), found[2]) << "for the same limit it is known";
+  rules_.limits.limit_bytes = limit_bytes / 2;
+  note(known, kBetweenSteps, false);
+  EXPECT_EQ(recomputed_least(known), recomputed_within(limit_bytes / 2));
 }
 
-TEST_F(FlushingSteps, WhatIsTheSameIsNoChoiceMore) {
+TEST_F(FlushingSteps, WhereStepsAreNotAlikeTheChoiceWithTheBestForecastStays) {
+  KnownStep known = known_that_evicts_nothing();
+  note_larger(known);
+  EXPECT_TRUE(known.is_settled());
+  EXPECT_EQ(&known.current(), &known.choices()[0]);
+  known = settled_without_evictions();
+  note_larger(known);
+  EXPECT_EQ(&known.current(), &known.choices()[1]) << "but for one that was measured";
+}
+
+TEST_F(FlushingSteps, WhereNoOtherPlanEvictsNothingItStays) {
   ForcedChoice forced;
   const std::vector<Block> blocks = find_blocks(record_, {});
   for (const Block& block : blocks) forced.recomputed.insert(record_.calls[block.call].name);
@@ -272,47 +256,50 @@ TEST_F(FlushingSteps, WhatIsTheSameIsNoChoiceMore) {
     rules_ = rules;
     KnownStep known(record_, rules_);
     ASSERT_TRUE(known.current().plan().evicts_nothing());
+    const size_t before = recomputed(known);
+    const uint64_t margin_bytes = known.margin_bytes();
     for (int time = 0; time < 3; ++time) flush_in_vain(known);
-    EXPECT_EQ(known.choices().size(), 1u);
+    EXPECT_EQ(recomputed(known), before);
+    EXPECT_EQ(known.margin_bytes(), margin_bytes);
   }
 }
 
-TEST_F(FlushingSteps, AFlushInTheSecondUpdateIsInVainHoweverManyMicroBatchesThereAre) {
+TEST_F(FlushingSteps, MicroBatchesAreNoUpdates) {
   for (const int micro_batches : {1, 2, 3, 8}) {
-    KnownStep known = settled_without_evictions();
-    for (int step = 0; step < 8 && !known.must_give_back(); ++step) note(known, kBetweenSteps, true);
-    rules_.was_disturbed = true;
-    note(known, micro_batches == 1, true);
-    rules_.was_disturbed = false;
-    for (int step = 1; step < micro_batches; ++step) note(known, step + 1 == micro_batches, false);
-    for (int step = 1; step < micro_batches; ++step) note(known, kBetweenMicroBatches, false);
-    EXPECT_EQ(known.choices().size(), 2u);
-    note(known, kBetweenSteps, true);
-    EXPECT_EQ(known.choices().size(), 3u) << micro_batches;
+    for (const int quiet_updates : {13, 14, 15}) {
+      KnownStep known = settled_without_evictions();
+      give_back(known, micro_batches == 1);
+      const size_t before = recomputed(known);
+      for (int step = 1; step < micro_batches; ++step) note(known, step + 1 == micro_batches, false);
+      for (int step = 0; step < quiet_updates * micro_batches; ++step)
+        note(known, (step + 1) % micro_batches == 0, false);
+      EXPECT_EQ(recomputed(known), before);
+      note(known, micro_batches == 1, true);
+      EXPECT_EQ(recomputed_least(known) > before, quiet_updates < 15) << micro_batches << " " << quiet_updates;
+    }
   }
 }
 
-TEST_F(FlushingSteps, StepsThatFlushLaterOrAreOfAnotherSizeAskForNoMoreRoom) {
-  KnownStep known = known_that_evicts_nothing();
-  note(known, kBetweenSteps, true);
-  for (const bool has_flushed : {false, false, true, true}) note(known, kBetweenSteps, has_flushed, {}, 0.5);
-  ASSERT_FALSE(known.must_give_back());
-  note(known, kBetweenSteps, true);
-  ASSERT_TRUE(known.must_give_back());
+TEST_F(FlushingSteps, StepsOfAnotherSizeAskForNoMoreRoom) {
+  KnownStep known = settled_without_evictions();
+  give_back(known);
+  const size_t before = recomputed(known);
+  rules_.has_flushed = true;
   note_larger(known);
-  EXPECT_EQ(known.choices().size(), 2u);
+  EXPECT_EQ(recomputed(known), before);
 }
 
-// A choice is made again, those that evict are measured, and the one that does not finds their islands.
+// It may find the islands of choices that evict, which were measured before it.
 TEST_F(FlushingSteps, EachTimeThatChoicesAreMadeTheCacheIsGivenBackAsSoon) {
   KnownStep known = known_that_evicts_nothing();
+  for (int time = 0; time < 2; ++time) flush_in_vain(known);  // all the room is made
+  known.choose(rules_);
   for (int time = 0; time < 8; ++time) {
     note(known, kBetweenSteps, true);
     EXPECT_TRUE(known.must_give_back()) << time;
     for (int step = 0; step < 4; ++step) note(known, kBetweenSteps, true);
     const uint64_t margin_bytes = known.margin_bytes();
     known.choose(rules_);
-    for (int step = 0; step < 2; ++step) note(known, kBetweenSteps, true);
     ASSERT_TRUE(known.current().plan().evicts_nothing());
     EXPECT_EQ(known.margin_bytes(), margin_bytes);
   }

@@ -13,15 +13,14 @@ class Flushes {
  public:
   enum class Advice { kKeep, kWait, kGiveBack };  // kWait: for an update
 
-  // Whether the last step was the first one that flushed since all was given back, and that came soon: before the
-  // second update, as the steps of the first one map anew what they use.
+  // Whether the last step was the first one that flushed since all was given back, and that came soon.
   bool was_in_vain() const { return was_in_vain_; }
 
   // A step has ended. had_update: and then an optimizer's, so that gradients may be gone.
   Advice note(bool has_flushed, bool had_update) {
     ++steps_;
     const bool is_first_flush = has_flushed && first_flush_ == 0;
-    was_in_vain_ = is_first_flush && patience_ > 0 && updates_ < 2;
+    was_in_vain_ = is_first_flush && patience_ > 0 && updates_ < kSoon;
     if (is_first_flush) first_flush_ = steps_;
     updates_ += had_update ? 1 : 0;
     is_needed_ = steps_ > patience_ && (is_needed_ || has_flushed);
@@ -35,6 +34,7 @@ class Flushes {
 
  private:
   static constexpr uint64_t kFirstPatience = 4, kMostPatience = 4096, kLongQuiet = 64;  // steps
+  static constexpr uint64_t kSoon = 16;                                                 // updates
   uint64_t steps_ = 0, updates_ = 0;                                                    // since it was given back
   uint64_t first_flush_ = 0;  // in which of these; 0: in none yet
   uint64_t patience_ = 0;

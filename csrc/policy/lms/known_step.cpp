@@ -20,9 +20,10 @@ constexpr size_t kStepsOfChoice = 2, kStepsOfFastest = 4;  // they are measured 
 constexpr uint64_t kMostPagesPart = 16;
 // In pages, a plan that evicts nothing leaves this part of the limit free, one in so many.
 constexpr uint64_t kUnmovedPart = 32;
-// And where its steps flush in vain, so much more, at most so often: what torch caches for other streams is lost to it.
-constexpr uint64_t kRoomierPart = 16;
-constexpr uint64_t kMostRoomier = 2;
+// All plans leave so much more free where giving back the cache did not help for long, at most so often: what torch
+// caches for other streams is lost to the blocks', and large tensors find no place between others.
+constexpr uint64_t kRoomPart = 16;
+constexpr uint64_t kMostRooms = 2;
 
 bool has_moved(double before, double now) { return !(std::abs(now - before) <= kTolerance * before); }
 
@@ -54,7 +55,12 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules, uint64_t useless
   choose(rules);
 }
 
+uint64_t KnownStep::room_bytes(const StepLimits& limits) const {
+  return limits.has_pages ? limits.limit_bytes / kRoomPart * rooms_ : 0;
+}
+
 StepLimits KnownStep::with_margin(StepLimits limits) const {
+  limits.limit_bytes -= room_bytes(limits);
   if (limits.has_pages) {
     const uint64_t spare_bytes = limits.limit_bytes / kUnmovedPart + unmoved_margin_.bytes(limits.limit_bytes);
     limits.unmoved_bytes = limits.limit_bytes - spare_bytes;
@@ -80,7 +86,7 @@ bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
   if (limits_.has_pages) missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
   const uint64_t needed_bytes = missing_bytes == 0 ? 0 : missing_bytes + margin_within(held);
   const auto learn = [&](Margin& margin, uint64_t more_bytes) {
-    const uint64_t known_bytes = margin.bytes(held.limit_bytes) + more_bytes;
+    const uint64_t known_bytes = margin.bytes(held.limit_bytes) + room_bytes(held) + more_bytes;
     return margin.note(needed_bytes - std::min(needed_bytes, known_bytes), limits_.limit_bytes);
   };
   const bool has_other = learn(margin_, 0);
@@ -115,9 +121,8 @@ void KnownStep::choose(const StepRules& rules) {
   chosen_seconds_ = duration(whole_);
   choices_.clear();
   flushes_ = {};
-  roomier_ = 0;
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
-  current_ = settled_on_ = 0;
+  current_ = 0;
   is_settled_ = false;
 }
 
@@ -160,11 +165,12 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);
+  if (must_choose) rooms_ = 0;
   advice_ = Flushes::Advice::kKeep;
-  bool wants_room = false;
+  bool was_in_vain = false;
   if (rules.limits.has_pages && tried.plan().evicts_nothing()) {  // what evicts makes islands in each step
     advice_ = flushes_.note(rules.has_flushed && is_lesson, rules.had_update);
-    wants_room = is_as_large && flushes_.was_in_vain();
+    was_in_vain = is_as_large && flushes_.was_in_vain();
   }
   if (is_lesson) {
     // A step whose flushes later ones will be spared is the first of its choice, at most.
@@ -178,13 +184,13 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;
     if (was_short) --shortages_left_;
-    must_choose = learn(std::move(step), matched, rules, was_short || must_choose);
+    must_choose = must_choose || was_short || (was_in_vain && makes_room(rules));
+    must_choose = learn(std::move(step), matched, rules, must_choose);
   }
   if (must_choose) {
     choose(rules);
     return true;
   }
-  if (wants_room) add_roomier_choice(rules);
   const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle());
   TriedChoice& next = choices_[current_];
   const bool has_other_limit =
@@ -225,9 +231,7 @@ bool KnownStep::take_next_choice() {
       return one.measured_seconds() < other.measured_seconds();
     });
   is_settled_ = choices_.size() == 1 || next->measured_steps() >= kStepsOfFastest;
-  const auto number = static_cast<size_t>(next - choices_.begin());
-  if (is_settled_) settled_on_ = number;
-  return take(number);
+  return take(static_cast<size_t>(next - choices_.begin()));
 }
 
 // Returns whether it is another one.
@@ -237,27 +241,26 @@ bool KnownStep::take(size_t choice) {
   return true;
 }
 
-// One that evicts nothing either, with more room: whether that ends the flushes is for its steps to show. Without
-// blocks to recompute there is none, and a plan that was given stays.
-void KnownStep::add_roomier_choice(const StepRules& rules) {
-  const std::vector<Block>& recomputed = current().choice().recomputed;
-  while (roomier_ < kMostRoomier) {
-    StepRules roomier = rules;
-    roomier.limits.limit_bytes -= ++roomier_ * (rules.limits.limit_bytes / kRoomierPart);
-    for (StepChoice& choice : choices_for(roomier)) {
-      if (!choice.plan.evicts_nothing() || has_same_calls(choice.recomputed, recomputed)) continue;
-      if (std::exchange(is_settled_, false)) choices_[current_].forget_times();  // they had no such flushes
-      choices_.emplace_back(std::move(choice));
-      return;
-    }
+// Whether plans leave more free from now on. Those that evict flush in each step: where none else would hold the limit,
+// or a plan was given, all stays.
+bool KnownStep::makes_room(const StepRules& rules) {
+  const auto is_roomier = [&](const StepChoice& choice) {
+    return choice.plan.evicts_nothing() && !has_same_calls(choice.recomputed, current().choice().recomputed);
+  };
+  const uint64_t before = rooms_;
+  while (rooms_++ < kMostRooms) {
+    const std::vector<StepChoice> choices = choices_for(rules);
+    if (std::any_of(choices.begin(), choices.end(), is_roomier)) return true;
   }
+  rooms_ = before;
+  return false;
 }
 
-// Where steps are not alike, times tell nothing, and the choice that stayed before does so again, or else the first
-// one, that with the best forecast. Returns whether it is another one.
+// Where steps are not alike, times tell nothing, and the choice with the best forecast stays. Returns whether it is
+// another one.
 bool KnownStep::settle() {
   if (std::exchange(is_settled_, true)) return false;
-  return take(settled_on_);
+  return take(0);
 }
 
 }  // namespace ebbtide::policy

@@ -64,11 +64,12 @@ class KnownStep {
  private:
   static constexpr int kStepsOfAnother = 4;
 
+  uint64_t room_bytes(const StepLimits& limits) const;
   StepLimits with_margin(StepLimits limits) const;
   uint64_t margin_within(const StepLimits& limits) const;
   bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
   std::vector<StepChoice> choices_for(const StepRules& rules) const;
-  void add_roomier_choice(const StepRules& rules);
+  bool makes_room(const StepRules& rules);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;
@@ -85,8 +86,8 @@ class KnownStep {
   Flushes flushes_;        // in pages, of steps that evict nothing, under the current choice
   Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
-  size_t current_ = 0, settled_on_ = 0;
-  uint64_t roomier_ = 0;      // how often more room was asked for
+  size_t current_ = 0;
+  uint64_t rooms_ = 0;        // that plans leave free, because steps flushed in vain
   bool is_settled_ = false;   // each choice was measured, and the best is current
   int steps_of_another_ = 0;  // in a row
   int shortages_left_ = 2;    // choices that shortages ask for

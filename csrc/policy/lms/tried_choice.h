@@ -67,7 +67,6 @@ class TriedChoice {
   // The median of the steps that followed it, with what the optimizer's step takes longer; infinite before the first
   // one. That one does not count if there were others: it found the memory as another choice had left it.
   double measured_seconds() const;
-  void forget_times() { step_seconds_.clear(); }
   std::vector<uint64_t> away_bytes() const;  // at each event, under the plan
 
  private:
