@@ -214,6 +214,40 @@ TEST_F(FlushingSteps, WhereGivingBackHelpsForFewUpdatesPlansLeaveMoreFree) {
   }
 }
 
+// Times or a margin that became known, say, ask for it in the step after which all is given back.
+TEST_F(FlushingSteps, WhatIsChosenAnewKnowsThatAllIsGivenBackBeforeIt) {
+  KnownStep known = known_that_evicts_nothing();
+  rules_.limits.limit_bytes -= rules_.limits.limit_bytes / 4;
+  note(known, kBetweenSteps, true);
+  ASSERT_TRUE(known.must_give_back());
+  ASSERT_EQ(known.limits().limit_bytes, rules_.limits.limit_bytes);
+  const size_t before = recomputed_least(known);
+  rules_.was_disturbed = true;
+  note(known, kBetweenSteps, true);
+  rules_.was_disturbed = false;
+  note(known, kBetweenSteps, true);
+  EXPECT_FALSE(known.must_give_back());
+  EXPECT_GT(recomputed_least(known), before);
+}
+
+TEST_F(FlushingSteps, RoomIsMadeAtOnceWhereAMarginWouldGrowStepByStep) {
+  KnownStep known = settled_without_evictions();
+  give_back(known);
+  const uint64_t limit_bytes = rules_.limits.limit_bytes;
+  note(known, kBetweenSteps, true, {{0, limit_bytes / 64}});
+  EXPECT_GE(recomputed_least(known), recomputed_within(limit_bytes - limit_bytes / 16));
+  EXPECT_GE(known.margin_bytes(), limit_bytes / 16);
+}
+
+TEST_F(FlushingSteps, AMarginGrowsByWhatIsMissingBesideTheRoom) {
+  KnownStep known = settled_without_evictions();
+  for (int time = 0; time < 2; ++time) flush_in_vain(known);
+  const uint64_t before_bytes = known.margin_bytes(), missing_bytes = rules_.limits.limit_bytes / 64;
+  note(known, kBetweenSteps, false, {{0, missing_bytes}});
+  EXPECT_GT(known.margin_bytes(), before_bytes);
+  EXPECT_LE(known.margin_bytes(), before_bytes + missing_bytes);
+}
+
 TEST_F(FlushingSteps, MoreRoomIsMadeTwiceAtMostForALimit) {
   KnownStep known = known_that_evicts_nothing();
   std::vector<size_t> found = {recomputed(known)};

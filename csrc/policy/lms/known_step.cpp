@@ -120,7 +120,7 @@ void KnownStep::choose(const StepRules& rules) {
   limits_ = rules.limits;
   chosen_seconds_ = duration(whole_);
   choices_.clear();
-  flushes_ = {};
+  forget_flushes();
   for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
   current_ = 0;
   is_settled_ = false;
@@ -184,7 +184,8 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     // A choice that knew of no margin may not be the best one with it.
     const bool was_short = has_other_margin && missing_bytes > 0 && shortages_left_ > 0;
     if (was_short) --shortages_left_;
-    must_choose = must_choose || was_short || (was_in_vain && makes_room(rules));
+    const bool has_more_room = was_in_vain && makes_room(rules);
+    must_choose = must_choose || was_short || has_more_room;
     must_choose = learn(std::move(step), matched, rules, must_choose);
   }
   if (must_choose) {
@@ -237,8 +238,13 @@ bool KnownStep::take_next_choice() {
 // Returns whether it is another one.
 bool KnownStep::take(size_t choice) {
   if (std::exchange(current_, choice) == choice) return false;
-  flushes_ = {};
+  forget_flushes();
   return true;
+}
+
+// They say nothing of another choice, which finds other islands. If all is given back before it, it finds none.
+void KnownStep::forget_flushes() {
+  if (!must_give_back()) flushes_ = {};
 }
 
 // Whether plans leave more free from now on. Those that evict flush in each step: where none else would hold the limit,
