@@ -13,15 +13,14 @@ class Flushes {
  public:
   enum class Advice { kKeep, kWait, kGiveBack };  // kWait: for an update
 
-  // Whether the last step was the first one that flushed since all was given back, and that came soon.
+  // Whether the last step flushed though all was given back not long before.
   bool was_in_vain() const { return was_in_vain_; }
 
   // A step has ended. had_update: and then an optimizer's, so that gradients may be gone.
   Advice note(bool has_flushed, bool had_update) {
     ++steps_;
-    const bool is_first_flush = has_flushed && first_flush_ == 0;
-    was_in_vain_ = is_first_flush && patience_ > 0 && updates_ < kSoon;
-    if (is_first_flush) first_flush_ = steps_;
+    if (has_flushed && first_flush_ == 0) first_flush_ = steps_;
+    was_in_vain_ = has_flushed && patience_ > 0 && updates_ < kSoon && steps_ <= kLongQuiet;
     updates_ += had_update ? 1 : 0;
     is_needed_ = steps_ > patience_ && (is_needed_ || has_flushed);
     if (!is_needed_) return Advice::kKeep;

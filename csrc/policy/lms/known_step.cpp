@@ -20,8 +20,8 @@ constexpr size_t kStepsOfChoice = 2, kStepsOfFastest = 4;  // they are measured 
 constexpr uint64_t kMostPagesPart = 16;
 // In pages, a plan that evicts nothing leaves this part of the limit free, one in so many.
 constexpr uint64_t kUnmovedPart = 32;
-// All plans leave so much more free where giving back the cache did not help for long, at most so often: what torch
-// caches for other streams is lost to the blocks', and large tensors find no place between others.
+// Choices are made for so much less than the limit where giving back the cache did not help for long, at most so often:
+// what torch caches for other streams is lost to the blocks', and large tensors find no place between others.
 constexpr uint64_t kRoomPart = 16;
 constexpr uint64_t kMostRooms = 2;
 
@@ -36,9 +36,13 @@ size_t count_anchors(const StepRecord& record) {
                                            [](const StepEvent& event) { return has_anchor(event.kind); }));
 }
 
-bool has_same_calls(const std::vector<Block>& one, const std::vector<Block>& other) {
-  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
-                    [](const Block& left, const Block& right) { return left.call == right.call; });
+bool moves_nothing(const StepChoice& choice) { return choice.plan.evicts_nothing(); }
+
+// Of what is on the device where nothing leaves in the step.
+uint64_t peak_bytes(const StepChoice& choice) {
+  uint64_t most_bytes = 0;
+  for (const StepEvent& event : choice.record.events) most_bytes = std::max<uint64_t>(most_bytes, event.demand_bytes);
+  return most_bytes - std::min(most_bytes, choice.state_bytes);
 }
 
 }  // namespace
@@ -55,12 +59,7 @@ KnownStep::KnownStep(StepRecord record, const StepRules& rules, uint64_t useless
   choose(rules);
 }
 
-uint64_t KnownStep::room_bytes(const StepLimits& limits) const {
-  return limits.has_pages ? limits.limit_bytes / kRoomPart * rooms_ : 0;
-}
-
 StepLimits KnownStep::with_margin(StepLimits limits) const {
-  limits.limit_bytes -= room_bytes(limits);
   if (limits.has_pages) {
     const uint64_t spare_bytes = limits.limit_bytes / kUnmovedPart + unmoved_margin_.bytes(limits.limit_bytes);
     limits.unmoved_bytes = limits.limit_bytes - spare_bytes;
@@ -86,7 +85,7 @@ bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
   if (limits_.has_pages) missing_bytes = std::min(missing_bytes, limits_.limit_bytes / kMostPagesPart);
   const uint64_t needed_bytes = missing_bytes == 0 ? 0 : missing_bytes + margin_within(held);
   const auto learn = [&](Margin& margin, uint64_t more_bytes) {
-    const uint64_t known_bytes = margin.bytes(held.limit_bytes) + room_bytes(held) + more_bytes;
+    const uint64_t known_bytes = margin.bytes(held.limit_bytes) + more_bytes;
     return margin.note(needed_bytes - std::min(needed_bytes, known_bytes), limits_.limit_bytes);
   };
   const bool has_other = learn(margin_, 0);
@@ -102,26 +101,31 @@ std::vector<uint64_t> KnownStep::candidates() const {
   return modules;
 }
 
-std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules) const {
+std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules, uint64_t rooms) const {
   const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
   if (rules.forced != nullptr) return {choose_forced(whole_, with_margin(rules.limits), blocks, *rules.forced)};
-  return choose_steps(whole_, with_margin(rules.limits), blocks);
+  StepLimits limits = rules.limits;
+  limits.limit_bytes -= limits.limit_bytes / kRoomPart * rooms;
+  return choose_steps(whole_, with_margin(limits), blocks);
 }
 
 StepChoice KnownStep::choice_within(uint64_t limit_bytes) const {
   StepRules rules = rules_;
   rules.limits.limit_bytes = limit_bytes;
   rules.forced.reset();
-  return choices_for(rules).front();
+  return choices_for(rules, 0).front();
 }
 
 void KnownStep::choose(const StepRules& rules) {
+  if (!rules.limits.has_pages || (!choices_.empty() && has_changed(rules))) rooms_ = 0;
   rules_ = rules;
   limits_ = rules.limits;
   chosen_seconds_ = duration(whole_);
   choices_.clear();
   forget_flushes();
-  for (StepChoice& choice : choices_for(rules)) choices_.emplace_back(std::move(choice));
+  std::vector<StepChoice> found = choices_for(rules, rooms_);
+  while (rooms_ > 0 && std::none_of(found.begin(), found.end(), moves_nothing)) found = choices_for(rules, --rooms_);
+  for (StepChoice& choice : found) choices_.emplace_back(std::move(choice));
   current_ = 0;
   is_settled_ = false;
 }
@@ -165,7 +169,6 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
   bool has_other_margin = false, must_choose = has_changed(rules);
-  if (must_choose) rooms_ = 0;
   advice_ = Flushes::Advice::kKeep;
   bool was_in_vain = false;
   if (rules.limits.has_pages && tried.plan().evicts_nothing()) {  // what evicts makes islands in each step
@@ -247,26 +250,29 @@ void KnownStep::forget_flushes() {
   if (!must_give_back()) flushes_ = {};
 }
 
-// Whether plans leave more free from now on. Those that evict flush in each step: where none else would hold the limit,
-// or a plan was given, all stays.
+// Whether choices leave more free from now on. Those that evict flush in each step: where none else holds the limit
+// then, or a plan was given, all stays.
 bool KnownStep::makes_room(const StepRules& rules) {
+  const uint64_t now_bytes = peak_bytes(current().choice());
   const auto is_roomier = [&](const StepChoice& choice) {
-    return choice.plan.evicts_nothing() && !has_same_calls(choice.recomputed, current().choice().recomputed);
+    return moves_nothing(choice) && peak_bytes(choice) < now_bytes;
   };
-  const uint64_t before = rooms_;
-  while (rooms_++ < kMostRooms) {
-    const std::vector<StepChoice> choices = choices_for(rules);
-    if (std::any_of(choices.begin(), choices.end(), is_roomier)) return true;
+  for (uint64_t rooms = rooms_ + 1; rooms <= kMostRooms; ++rooms) {
+    const std::vector<StepChoice> found = choices_for(rules, rooms);
+    if (std::none_of(found.begin(), found.end(), is_roomier)) continue;
+    rooms_ = rooms;
+    return true;
   }
-  rooms_ = before;
   return false;
 }
 
-// Where steps are not alike, times tell nothing, and the choice with the best forecast stays. Returns whether it is
-// another one.
+// Where steps are not alike, times tell nothing, and the choice with the best forecast stays; where room was made, the
+// best one that evicts nothing. Returns whether it is another one.
 bool KnownStep::settle() {
   if (std::exchange(is_settled_, true)) return false;
-  return take(0);
+  const auto stays = [](const TriedChoice& tried) { return moves_nothing(tried.choice()); };
+  const auto first = std::find_if(choices_.begin(), choices_.end(), stays);
+  return take(rooms_ > 0 && first != choices_.end() ? static_cast<size_t>(first - choices_.begin()) : 0);
 }
 
 }  // namespace ebbtide::policy

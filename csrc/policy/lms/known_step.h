@@ -40,7 +40,8 @@ class KnownStep {
   const std::vector<TriedChoice>& choices() const { return choices_; }
   const StepRecord& whole() const { return whole_; }
   const StepLimits& limits() const { return limits_; }
-  // Modules that choices for it may recompute; none if no choice recomputes any.
+  // Modules that choices for it may recompute, outermost ones; none if no choice recomputes any. With a plan that was
+  // given, all that could be: it may name calls inside those that can't.
   std::vector<uint64_t> candidates() const;
   // The least limit for this demand that makes nothing leave.
   uint64_t limit_without_evictions(uint64_t demand_bytes) const;
@@ -64,11 +65,10 @@ class KnownStep {
  private:
   static constexpr int kStepsOfAnother = 4;
 
-  uint64_t room_bytes(const StepLimits& limits) const;
   StepLimits with_margin(StepLimits limits) const;
   uint64_t margin_within(const StepLimits& limits) const;
   bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
-  std::vector<StepChoice> choices_for(const StepRules& rules) const;
+  std::vector<StepChoice> choices_for(const StepRules& rules, uint64_t rooms) const;
   bool makes_room(const StepRules& rules);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
@@ -88,7 +88,7 @@ class KnownStep {
   Flushes::Advice advice_ = Flushes::Advice::kKeep;
   std::vector<TriedChoice> choices_;
   size_t current_ = 0;
-  uint64_t rooms_ = 0;        // that plans leave free, because steps flushed in vain
+  uint64_t rooms_ = 0;        // that choices leave free, because steps flushed in vain
   bool is_settled_ = false;   // each choice was measured, and the best is current
   int steps_of_another_ = 0;  // in a row
   int shortages_left_ = 2;    // choices that shortages ask for

@@ -12,9 +12,8 @@ namespace ebbtide::policy {
 namespace {
 
 // Forecasts that may be in the wrong order. In pages, what evicts more hardly takes less than its forecast.
-constexpr double kAlike = 1.2, kAlikeMoved = 1.1;
-// Of what was evicted in pages: torch unmaps it in a flush and maps it again. Measured on an H200: 10 to 19 ms a GiB,
-// 64 for 13 GB in one flush.
+constexpr double kAlike = 1.2, kAlikeEvicting = 1.1;
+// Of what was evicted in pages: torch unmaps it in a flush, and maps it again. On an H200 it was 10 to 39 ms a GiB.
 constexpr double kPageSecondsPerByte = 12e-3 / (1 << 30);
 constexpr size_t kMostCounts = 24;   // of blocks that are tried in each order
 constexpr uint64_t kStateParts = 4;  // optimizer states leave in so many
@@ -147,7 +146,7 @@ class Chooser {
 
   // What is slower has to evict less, or to recompute less and to be hardly slower.
   static std::vector<StepChoice> without_worse(std::vector<StepChoice> found) {
-    const double most_seconds = kAlikeMoved * found.front().seconds;
+    const double most_seconds = kAlikeEvicting * found.front().seconds;
     std::vector<StepChoice> kept;
     for (StepChoice& choice : found) {
       const bool evicts_least = std::all_of(
