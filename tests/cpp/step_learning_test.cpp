@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
@@ -237,6 +238,32 @@ TEST(StepLearning, AllThatMayBeRecomputedIsKnownBeforeItIs) {
   EXPECT_EQ(std::find(others.begin(), others.end(), found.front()), others.end());
   rules = mixed(record, 110);
   EXPECT_TRUE(candidates().empty()) << "nothing has to be";
+  rules.forced = std::make_shared<const ForcedChoice>();
+  EXPECT_EQ(candidates().size(), find_blocks(record, rules.forbidden).size()) << "a plan may name calls inside";
+}
+
+TEST(StepLearning, ModulesOfAModelThatIsMadeAnewAreItsOwn) {
+  StepRecord record = transformer_step(1280, 12 * 1024);
+  StepRules rules = mixed(record, 50);
+  CheckedFollower checked;
+  for (int step = 0; step < 4; ++step) play(checked, record, rules);
+  for (ModuleCall& call : record.calls) call.module += 1000;
+  play(checked, record, rules);
+  for (const uint64_t module : checked.follower.latest()->candidates()) EXPECT_GT(module, 1000u);
+  for (const Block& block : checked.follower.latest_choice()->recomputed)
+    rules.forbidden.insert(record.calls[block.call].module);
+  ASSERT_FALSE(rules.forbidden.empty());
+  play(checked, record, rules);
+  for (const Block& block : checked.follower.latest_choice()->recomputed)
+    EXPECT_FALSE(rules.forbidden.contains(record.calls[block.call].module));
+}
+
+TEST(StepLearning, WhatOtherChoicesRecomputeIsAmongTheCandidates) {
+  const StepRecord record = transformer_step(8192, 12 * 1024);
+  const KnownStep known(record, mixed(record, 85));
+  ASSERT_TRUE(known.current().choice().recomputed.empty());
+  ASSERT_GT(known.choices().size(), 1u);
+  EXPECT_FALSE(known.candidates().empty());
 }
 
 TEST(StepLearning, AStepThatHasBegunIsChosenForAgain) {

@@ -1,5 +1,6 @@
 """Plans that a run saves and another one follows."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import lms_models  # noqa: E402
 from ebbtide.lms import calls  # noqa: E402
-from lms_calls import FAST, run  # noqa: E402
+from lms_calls import FAST, blocks_of, run  # noqa: E402
 
 pytestmark = pytest.mark.sim_only
 
@@ -94,3 +95,26 @@ def test_a_plan_says_what_to_recompute(lms, tmp_path):
     with pytest.raises(ValueError, match="recompute=False forbids it"):
         lms.enable(limit="1GiB", recompute=False, plan=tmp_path / "plan.json")
     assert not lms.enabled
+
+
+def test_a_plan_of_calls_inside_modules_that_can_not_be_recomputed(lms, within, lms_extension, tmp_path):
+    """Such as the blocks of FSDP2."""
+
+    def make():
+        blocks = blocks_of()
+        for block in blocks:
+            block.register_forward_hook(lambda *_: None)
+        model = lms_models.Decoder(blocks, 64)
+        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 32)
+
+    file = tmp_path / "plan.json"
+    with within(make):
+        run(make())
+        lms.save_plan(file)
+    saved = set(calls.read_plan(file).calls)
+    # Other rules, so that no step is known, as in another process.
+    allowed = {"recompute": lambda module: True}
+    with within(make, 0.6, FAST, plan=file, **allowed), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(make())
+        assert {key for _, key, *_ in lms_extension.recomputed_blocks()} == saved != set()

@@ -96,7 +96,7 @@ bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
 std::vector<uint64_t> KnownStep::candidates() const {
   const auto recomputes = [](const TriedChoice& tried) { return !tried.choice().recomputed.empty(); };
   std::vector<uint64_t> modules;
-  if (std::none_of(choices_.begin(), choices_.end(), recomputes)) return modules;
+  if (rules_.forced == nullptr && std::none_of(choices_.begin(), choices_.end(), recomputes)) return modules;
   for (const Block& block : find_blocks(whole_, rules_.forbidden)) modules.push_back(whole_.calls[block.call].module);
   return modules;
 }
@@ -162,7 +162,16 @@ bool KnownStep::has_other_times(const StepRules& rules) const {
          duration(whole_) < (1 - kFasterTolerance) * chosen_seconds_;
 }
 
+// A model that is made anew has the names of the one before, and other modules.
+void KnownStep::take_modules(const StepRecord& step, const MatchedEvents& matched) {
+  for (const auto& [planned_at, measured_at] : matched) {
+    const StepEvent &planned = whole_.events[planned_at], &measured = step.events[measured_at];
+    if (is_of_call(planned.kind)) whole_.calls[planned.index].module = step.calls[measured.index].module;
+  }
+}
+
 bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules) {
+  take_modules(step, matched);
   TriedChoice& tried = choices_[current_];
   const bool is_lesson = !rules.was_disturbed;
   steps_of_another_ = tried.is_of_another(matched) ? steps_of_another_ + 1 : 0;

@@ -70,6 +70,7 @@ class KnownStep {
   bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
   std::vector<StepChoice> choices_for(const StepRules& rules, uint64_t rooms) const;
   bool makes_room(const StepRules& rules);
+  void take_modules(const StepRecord& step, const MatchedEvents& matched);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;

@@ -205,11 +205,13 @@ class Blocks:
         self._structures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._refused: dict[int, weakref.ref[Any]] = {}  # by the number of a module
         self._unmatched: frozenset[int] = frozenset()  # keys of a plan that no step has been held against
+        self._looked_at: frozenset[int] = frozenset()  # numbers of modules that choices may recompute
 
     def allow(self, may_recompute: Callable[[Any], bool], plan: Plan | None) -> None:
         self._may_recompute = may_recompute
         self._unmatched = frozenset(() if plan is None else plan.calls)
         self._reasons.clear()
+        self._looked_at = frozenset()
         for number in [*self._refused]:
             self._permit(number)
 
@@ -227,8 +229,8 @@ class Blocks:
             told: the flags of the extension's CallScope.
         """
         if told & self._extension.NEW_CHOICE:
-            self._check_plan()
             self._check_choice(module)
+            self._check_plan()
         if told & self._extension.RECOMPUTE and self._number_of(module) not in self._refused and may_decide():
             return self._recompute(call, module, arguments, options)
         return call(module, *arguments, **options)
@@ -251,7 +253,8 @@ class Blocks:
 
         Those of other choices are looked at as well: each time that the program chooses anew, it measures anew.
         """
-        if not self._extension.candidates():
+        candidates = frozenset(self._extension.candidates())
+        if candidates <= self._looked_at:  # what changes in them shows when they are called
             return
         try:
             modules = {self._number_of(module): module for module in root.modules()}
@@ -259,14 +262,16 @@ class Blocks:
             return
         for _ in range(8):  # the choice may turn to the modules inside
             # A program may call its blocks without a module around them: then each is looked at as it is called.
-            known = {*self._extension.candidates()} & modules.keys() - self._refused.keys()
-            reasons = [(module, self._reason(module, self._kind_of(module))) for module in map(modules.get, known)]
+            self._looked_at = candidates & (modules.keys() - self._refused.keys())
+            known = [modules[number] for number in self._looked_at]
+            reasons = [(module, self._reason(module, self._kind_of(module))) for module in known]
             if not any(reason for _, reason in reasons):
                 return
             for module, reason in reasons:
                 if reason:
                     self._refuse(module, reason)
             self._extension.choose_again()
+            candidates = frozenset(self._extension.candidates())
 
     def _reason(self, module: Any, kind: Any) -> str:
         if not self._may_recompute(module):
