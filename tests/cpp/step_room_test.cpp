@@ -166,21 +166,57 @@ TEST_F(FlushingSteps, StatesThatLeaveMakeRoomToo) {
   EXPECT_GT(known.current().choice().state_bytes, before_bytes);
 }
 
-// A step of another size ends the measuring. Room was made because flushes cost more than forecast.
-TEST_F(FlushingSteps, WhereRoomWasMadeAChoiceThatEvictsDoesNotStayUnmeasured) {
-  size_t evicting_first = 0;
+// As soon as it is planned again, within the whole limit, it would be the choice from before.
+TEST_F(FlushingSteps, NoChoiceEvictsForRoom) {
+  size_t others = 0;
   for (uint64_t percent = 70; percent < 98; percent += 2) {
     rules_.limits.limit_bytes = part_of_peak(record_, percent);
     KnownStep known(record_, rules_);
+    others += known.choices().size() - 1;
     for (int step = 0; step < 12; ++step)
       note(known, kBetweenSteps, false, {}, known.current().plan().evicts_nothing() ? 1 : 2);
     flush_in_vain(known);
-    evicting_first += known.choices().front().plan().evicts_nothing() ? 0 : 1;
-    note_larger(known);
-    EXPECT_TRUE(known.is_settled());
-    EXPECT_TRUE(known.current().choice().plan.evicts_nothing()) << percent;
+    for (const TriedChoice& tried : known.choices()) EXPECT_TRUE(tried.plan().evicts_nothing()) << percent;
+    const size_t roomier = recomputed(known);
+    rules_.limits.limit_bytes -= 1;
+    for (int step = 0; step < 8; ++step) note(known, kBetweenSteps, false);
+    EXPECT_EQ(recomputed(known), roomier) << percent;
   }
-  EXPECT_GT(evicting_first, 0u);
+  EXPECT_GT(others, 0u);
+}
+
+// Demands that are corrected since are no less room.
+TEST_F(FlushingSteps, StepsThatTakeLessThanRecordedHaveRoomToo) {
+  KnownStep known = settled_without_evictions();
+  const size_t before = recomputed(known);
+  const uint64_t less_bytes = rules_.limits.limit_bytes / 8;
+  const StepRecord recorded = known.current().choice().record;
+  for (int step = 0; step < 6; ++step) {
+    StepRecord smaller = recorded;
+    for (StepEvent& event : smaller.events) event.demand_bytes -= std::min(event.demand_bytes, less_bytes);
+    rules_.limits.limit_bytes ^= 1;  // it is planned again
+    rules_.has_flushed = false;
+    const MatchedEvents all = all_events(smaller);
+    known.note(std::move(smaller), all, {}, rules_);
+  }
+  flush_in_vain(known);
+  EXPECT_GT(recomputed_least(known), before);
+}
+
+// Of these nothing is noted.
+TEST_F(FlushingSteps, FlushesBeforeATimeOfEvictionsAreLongPast) {
+  KnownStep known = settled_without_evictions();
+  give_back(known);
+  const size_t before = recomputed(known);
+  const uint64_t limit_bytes = rules_.limits.limit_bytes;
+  rules_.limits.limit_bytes = limit_bytes / 100 * 92;
+  for (int step = 0; step < 100; ++step) note(known, kBetweenSteps, false);
+  ASSERT_FALSE(known.current().plan().evicts_nothing());
+  rules_.limits.limit_bytes = limit_bytes;
+  note(known, kBetweenSteps, false);
+  ASSERT_TRUE(known.current().plan().evicts_nothing());
+  note(known, kBetweenSteps, true);
+  EXPECT_EQ(recomputed(known), before);
 }
 
 TEST_F(FlushingSteps, ForecastsAreThoseOfAStepWithoutRoom) {

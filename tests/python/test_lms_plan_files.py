@@ -98,14 +98,15 @@ def test_a_plan_says_what_to_recompute(lms, tmp_path):
 
 
 def test_a_plan_of_calls_inside_modules_that_can_not_be_recomputed(lms, within, lms_extension, tmp_path):
-    """Such as the blocks of FSDP2."""
+    """Such as the blocks of FSDP2. The first call of a step is of another module."""
 
     def make():
         blocks = blocks_of()
         for block in blocks:
             block.register_forward_hook(lambda *_: None)
-        model = lms_models.Decoder(blocks, 64)
-        return lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 32)
+        model, other = lms_models.Decoder(blocks, 64), torch.nn.Linear(4, 4)
+        step = lms_models.language_step(model, torch.optim.SGD(model.parameters(), 0.1), 8, 32)
+        return lambda number: (other(torch.ones(1, 4)), step(number))[1]
 
     file = tmp_path / "plan.json"
     with within(make):

@@ -38,11 +38,11 @@ size_t count_anchors(const StepRecord& record) {
 
 bool moves_nothing(const StepChoice& choice) { return choice.plan.evicts_nothing(); }
 
-// Of what is on the device where nothing leaves in the step.
-uint64_t peak_bytes(const StepChoice& choice) {
+// Of what is on the device where nothing leaves in the step, without states that lie on the host.
+uint64_t peak_bytes(const StepRecord& record, uint64_t state_bytes) {
   uint64_t most_bytes = 0;
-  for (const StepEvent& event : choice.record.events) most_bytes = std::max<uint64_t>(most_bytes, event.demand_bytes);
-  return most_bytes - std::min(most_bytes, choice.state_bytes);
+  for (const StepEvent& event : record.events) most_bytes = std::max<uint64_t>(most_bytes, event.demand_bytes);
+  return most_bytes - std::min(most_bytes, state_bytes);
 }
 
 }  // namespace
@@ -96,13 +96,25 @@ bool KnownStep::learn_margin(uint64_t missing_bytes, const StepLimits& held) {
 std::vector<uint64_t> KnownStep::candidates() const {
   const auto recomputes = [](const TriedChoice& tried) { return !tried.choice().recomputed.empty(); };
   std::vector<uint64_t> modules;
-  if (rules_.forced == nullptr && std::none_of(choices_.begin(), choices_.end(), recomputes)) return modules;
-  for (const Block& block : find_blocks(whole_, rules_.forbidden)) modules.push_back(whole_.calls[block.call].module);
+  if (std::none_of(choices_.begin(), choices_.end(), recomputes)) return modules;
+  for (const Block& block : blocks_for(rules_)) modules.push_back(whole_.calls[block.call].module);
   return modules;
 }
 
+// With a plan that was given those that it names, also inside others that might be blocks.
+std::vector<Block> KnownStep::blocks_for(const StepRules& rules) const {
+  if (!rules.may_recompute) return {};
+  if (rules.forced == nullptr) return find_blocks(whole_, rules.forbidden);
+  std::unordered_set<uint64_t> named, others = rules.forbidden;
+  for (const ModuleCall& call : whole_.calls)
+    if (rules.forced->recomputed.contains(call.name)) named.insert(call.module);
+  for (const ModuleCall& call : whole_.calls)
+    if (!named.contains(call.module)) others.insert(call.module);
+  return find_blocks(whole_, others);
+}
+
 std::vector<StepChoice> KnownStep::choices_for(const StepRules& rules, uint64_t rooms) const {
-  const std::vector<Block> blocks = rules.may_recompute ? find_blocks(whole_, rules.forbidden) : std::vector<Block>();
+  const std::vector<Block> blocks = blocks_for(rules);
   if (rules.forced != nullptr) return {choose_forced(whole_, with_margin(rules.limits), blocks, *rules.forced)};
   StepLimits limits = rules.limits;
   limits.limit_bytes -= limits.limit_bytes / kRoomPart * rooms;
@@ -116,8 +128,11 @@ StepChoice KnownStep::choice_within(uint64_t limit_bytes) const {
   return choices_for(rules, 0).front();
 }
 
-void KnownStep::choose(const StepRules& rules) {
-  if (!rules.limits.has_pages || (!choices_.empty() && has_changed(rules))) rooms_ = 0;
+void KnownStep::choose(const StepRules& rules) { choose(rules, !choices_.empty() && has_changed(rules)); }
+
+// are_other: what holds has changed since the last time, so that room may not be needed any more.
+void KnownStep::choose(const StepRules& rules, bool are_other) {
+  if (!rules.limits.has_pages || are_other) rooms_ = 0;
   rules_ = rules;
   limits_ = rules.limits;
   chosen_seconds_ = duration(whole_);
@@ -125,6 +140,8 @@ void KnownStep::choose(const StepRules& rules) {
   forget_flushes();
   std::vector<StepChoice> found = choices_for(rules, rooms_);
   while (rooms_ > 0 && std::none_of(found.begin(), found.end(), moves_nothing)) found = choices_for(rules, --rooms_);
+  // What evicts for the room alone would be the choice from before, without evictions, as soon as it is planned again.
+  if (rooms_ > 0) std::erase_if(found, [](const StepChoice& choice) { return !moves_nothing(choice); });
   for (StepChoice& choice : found) choices_.emplace_back(std::move(choice));
   current_ = 0;
   is_settled_ = false;
@@ -162,27 +179,21 @@ bool KnownStep::has_other_times(const StepRules& rules) const {
          duration(whole_) < (1 - kFasterTolerance) * chosen_seconds_;
 }
 
-// A model that is made anew has the names of the one before, and other modules.
-void KnownStep::take_modules(const StepRecord& step, const MatchedEvents& matched) {
-  for (const auto& [planned_at, measured_at] : matched) {
-    const StepEvent &planned = whole_.events[planned_at], &measured = step.events[measured_at];
-    if (is_of_call(planned.kind)) whole_.calls[planned.index].module = step.calls[measured.index].module;
-  }
-}
-
 bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shortages& shortages, StepRules rules) {
-  take_modules(step, matched);
   TriedChoice& tried = choices_[current_];
   const bool is_lesson = !rules.was_disturbed;
   steps_of_another_ = tried.is_of_another(matched) ? steps_of_another_ + 1 : 0;
   const bool is_as_large = tried.is_as_large(step);
   rules.is_timed &= is_as_large;
-  bool has_other_margin = false, must_choose = has_changed(rules);
+  const bool are_other = has_changed(rules);
+  bool has_other_margin = false, must_choose = are_other;
   advice_ = Flushes::Advice::kKeep;
   bool was_in_vain = false;
   if (rules.limits.has_pages && tried.plan().evicts_nothing()) {  // what evicts makes islands in each step
     advice_ = flushes_.note(rules.has_flushed && is_lesson, rules.had_update);
     was_in_vain = is_as_large && flushes_.was_in_vain();
+  } else {
+    flushes_ = {};
   }
   if (is_lesson) {
     // A step whose flushes later ones will be spared is the first of its choice, at most.
@@ -201,7 +212,7 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     must_choose = learn(std::move(step), matched, rules, must_choose);
   }
   if (must_choose) {
-    choose(rules);
+    choose(rules, are_other);
     return true;
   }
   const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle());
@@ -262,9 +273,11 @@ void KnownStep::forget_flushes() {
 // Whether choices leave more free from now on. Those that evict flush in each step: where none else holds the limit
 // then, or a plan was given, all stays.
 bool KnownStep::makes_room(const StepRules& rules) {
-  const uint64_t now_bytes = peak_bytes(current().choice());
+  const StepChoice& now = current().choice();
+  const uint64_t now_bytes =
+      peak_bytes(now.recomputed.empty() ? whole_ : with_recomputation(whole_, now.recomputed), now.state_bytes);
   const auto is_roomier = [&](const StepChoice& choice) {
-    return moves_nothing(choice) && peak_bytes(choice) < now_bytes;
+    return moves_nothing(choice) && peak_bytes(choice.record, choice.state_bytes) < now_bytes;
   };
   for (uint64_t rooms = rooms_ + 1; rooms <= kMostRooms; ++rooms) {
     const std::vector<StepChoice> found = choices_for(rules, rooms);
@@ -275,13 +288,11 @@ bool KnownStep::makes_room(const StepRules& rules) {
   return false;
 }
 
-// Where steps are not alike, times tell nothing, and the choice with the best forecast stays; where room was made, the
-// best one that evicts nothing. Returns whether it is another one.
+// Where steps are not alike, times tell nothing, and the choice with the best forecast stays. Returns whether it is
+// another one.
 bool KnownStep::settle() {
   if (std::exchange(is_settled_, true)) return false;
-  const auto stays = [](const TriedChoice& tried) { return moves_nothing(tried.choice()); };
-  const auto first = std::find_if(choices_.begin(), choices_.end(), stays);
-  return take(rooms_ > 0 && first != choices_.end() ? static_cast<size_t>(first - choices_.begin()) : 0);
+  return take(0);
 }
 
 }  // namespace ebbtide::policy

@@ -40,8 +40,7 @@ class KnownStep {
   const std::vector<TriedChoice>& choices() const { return choices_; }
   const StepRecord& whole() const { return whole_; }
   const StepLimits& limits() const { return limits_; }
-  // Modules that choices for it may recompute, outermost ones; none if no choice recomputes any. With a plan that was
-  // given, all that could be: it may name calls inside those that can't.
+  // Modules that choices for it may recompute, outermost ones; none if no choice recomputes any.
   std::vector<uint64_t> candidates() const;
   // The least limit for this demand that makes nothing leave.
   uint64_t limit_without_evictions(uint64_t demand_bytes) const;
@@ -68,9 +67,10 @@ class KnownStep {
   StepLimits with_margin(StepLimits limits) const;
   uint64_t margin_within(const StepLimits& limits) const;
   bool learn_margin(uint64_t missing_bytes, const StepLimits& held);
+  std::vector<Block> blocks_for(const StepRules& rules) const;
+  void choose(const StepRules& rules, bool are_other);
   std::vector<StepChoice> choices_for(const StepRules& rules, uint64_t rooms) const;
   bool makes_room(const StepRules& rules);
-  void take_modules(const StepRecord& step, const MatchedEvents& matched);
   bool learn(StepRecord step, const MatchedEvents& matched, const StepRules& rules, bool must_choose);
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;

@@ -105,8 +105,13 @@ uint64_t kind_of(const py::handle& module) {
   return kind;
 }
 
-KnownModule& known(const py::handle& module) {
+std::unordered_map<PyObject*, KnownModule>& known_modules() {
   static auto& modules = *new std::unordered_map<PyObject*, KnownModule>();
+  return modules;
+}
+
+KnownModule& known(const py::handle& module) {
+  auto& modules = known_modules();
   static auto& classes = *new std::unordered_set<std::string>();
   static uint64_t latest = 0;
   if (const auto found = modules.find(module.ptr()); found != modules.end()) return found->second;
@@ -114,8 +119,8 @@ KnownModule& known(const py::handle& module) {
   KnownModule& made = modules[module.ptr()] = {.number = ++latest, .kind = kind};
   if (latest <= kMostNames) class_names().push_back(&*classes.insert(Py_TYPE(module.ptr())->tp_name).first);
   const auto forget = [address = module.ptr()](py::handle reference) {
-    give_up_name(modules.at(address));
-    modules.erase(address);
+    give_up_name(known_modules().at(address));
+    known_modules().erase(address);
     reference.dec_ref();
   };
   py::weakref(module, py::cpp_function(forget)).release();
@@ -210,7 +215,16 @@ void add_reports(py::module_& module) {
       },
       "What the latest step's choice recomputes: (module, name of the call, bytes that it drops, seconds).");
   module.def(
-      "candidates", [=] { return ledger().candidates(); }, "Modules that choices for the latest step may recompute.");
+      "candidates",
+      [=] {
+        const std::vector<uint64_t> numbers = ledger().candidates();
+        const std::unordered_set<uint64_t> wanted(numbers.begin(), numbers.end());
+        py::list found;
+        for (const auto& [living, made] : known_modules())
+          if (wanted.contains(made.number)) found.append(py::reinterpret_borrow<py::object>(living));
+        return found;
+      },
+      "Modules that choices for the latest step may recompute, in no order.");
 }
 
 }  // namespace

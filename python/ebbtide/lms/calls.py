@@ -205,13 +205,11 @@ class Blocks:
         self._structures: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._refused: dict[int, weakref.ref[Any]] = {}  # by the number of a module
         self._unmatched: frozenset[int] = frozenset()  # keys of a plan that no step has been held against
-        self._looked_at: frozenset[int] = frozenset()  # numbers of modules that choices may recompute
 
     def allow(self, may_recompute: Callable[[Any], bool], plan: Plan | None) -> None:
         self._may_recompute = may_recompute
         self._unmatched = frozenset(() if plan is None else plan.calls)
         self._reasons.clear()
-        self._looked_at = frozenset()
         for number in [*self._refused]:
             self._permit(number)
 
@@ -229,7 +227,7 @@ class Blocks:
             told: the flags of the extension's CallScope.
         """
         if told & self._extension.NEW_CHOICE:
-            self._check_choice(module)
+            self._check_choice()
             self._check_plan()
         if told & self._extension.RECOMPUTE and self._number_of(module) not in self._refused and may_decide():
             return self._recompute(call, module, arguments, options)
@@ -248,22 +246,13 @@ class Blocks:
             )
         self._unmatched = frozenset()
 
-    def _check_choice(self, root: Any) -> None:
+    def _check_choice(self) -> None:
         """Chooses anew without modules that can't be recomputed, as far as can be told before they are called.
 
         Those of other choices are looked at as well: each time that the program chooses anew, it measures anew.
         """
-        candidates = frozenset(self._extension.candidates())
-        if candidates <= self._looked_at:  # what changes in them shows when they are called
-            return
-        try:
-            modules = {self._number_of(module): module for module in root.modules()}
-        except TypeError:  # a module that can't be hashed, with which torch can't list them
-            return
         for _ in range(8):  # the choice may turn to the modules inside
-            # A program may call its blocks without a module around them: then each is looked at as it is called.
-            self._looked_at = candidates & (modules.keys() - self._refused.keys())
-            known = [modules[number] for number in self._looked_at]
+            known = [module for module in self._extension.candidates() if self._number_of(module) not in self._refused]
             reasons = [(module, self._reason(module, self._kind_of(module))) for module in known]
             if not any(reason for _, reason in reasons):
                 return
@@ -271,7 +260,6 @@ class Blocks:
                 if reason:
                     self._refuse(module, reason)
             self._extension.choose_again()
-            candidates = frozenset(self._extension.candidates())
 
     def _reason(self, module: Any, kind: Any) -> str:
         if not self._may_recompute(module):
