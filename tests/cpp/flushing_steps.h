@@ -23,20 +23,19 @@ class FlushingSteps : public testing::Test {
     rules_.has_flushed = has_flushed;
     StepRecord step = known.current().choice().record;
     for (StepEvent& event : step.events) event.seconds *= slowness;
-    const MatchedEvents all = all_events(step);
-    known.note(std::move(step), all, shortages, rules_);
+    note(known, std::move(step), shortages);
   }
   void note_larger(KnownStep& known) {
     StepRecord step = known.current().choice().record;
     for (RecordedStorage& storage : step.storages) storage.size_bytes *= 2;
-    const MatchedEvents all = all_events(step);
-    known.note(std::move(step), all, {}, rules_);
+    note(known, std::move(step));
   }
-  static MatchedEvents all_events(const StepRecord& step) {
-    MatchedEvents found;
+  // One that has all events of the current choice.
+  void note(KnownStep& known, StepRecord step, const Shortages& shortages = {}) const {
+    MatchedEvents all;
     for (uint32_t event = 0; event < step.events.size(); ++event)
-      if (has_anchor(step.events[event].kind) && step.events[event].index != kNone) found.emplace_back(event, event);
-    return found;
+      if (has_anchor(step.events[event].kind) && step.events[event].index != kNone) all.emplace_back(event, event);
+    known.note(std::move(step), all, shortages, rules_);
   }
   KnownStep settled_without_evictions() {
     KnownStep known = known_that_evicts_nothing();

@@ -137,7 +137,7 @@ void KnownStep::choose(const StepRules& rules, bool are_other) {
   limits_ = rules.limits;
   chosen_seconds_ = duration(whole_);
   choices_.clear();
-  forget_flushes();
+  if (!must_give_back()) flushes_ = {};  // others find other islands, but none where all is given back before them
   std::vector<StepChoice> found = choices_for(rules, rooms_);
   while (rooms_ > 0 && std::none_of(found.begin(), found.end(), moves_nothing)) found = choices_for(rules, --rooms_);
   // What evicts for the room alone would be the choice from before, without evictions, as soon as it is planned again.
@@ -255,19 +255,8 @@ bool KnownStep::take_next_choice() {
       return one.measured_seconds() < other.measured_seconds();
     });
   is_settled_ = choices_.size() == 1 || next->measured_steps() >= kStepsOfFastest;
-  return take(static_cast<size_t>(next - choices_.begin()));
-}
-
-// Returns whether it is another one.
-bool KnownStep::take(size_t choice) {
-  if (std::exchange(current_, choice) == choice) return false;
-  forget_flushes();
-  return true;
-}
-
-// They say nothing of another choice, which finds other islands. If all is given back before it, it finds none.
-void KnownStep::forget_flushes() {
-  if (!must_give_back()) flushes_ = {};
+  const auto number = static_cast<size_t>(next - choices_.begin());
+  return std::exchange(current_, number) != number;
 }
 
 // Whether choices leave more free from now on. Those that evict flush in each step: where none else holds the limit
@@ -290,9 +279,6 @@ bool KnownStep::makes_room(const StepRules& rules) {
 
 // Where steps are not alike, times tell nothing, and the choice with the best forecast stays. Returns whether it is
 // another one.
-bool KnownStep::settle() {
-  if (std::exchange(is_settled_, true)) return false;
-  return take(0);
-}
+bool KnownStep::settle() { return !std::exchange(is_settled_, true) && std::exchange(current_, 0) != 0; }
 
 }  // namespace ebbtide::policy

@@ -75,8 +75,6 @@ class KnownStep {
   bool has_changed(const StepRules& rules) const;
   bool has_other_times(const StepRules& rules) const;
   bool take_next_choice();
-  bool take(size_t choice);
-  void forget_flushes();
   bool settle();
 
   StepRecord whole_;           // of a step that recomputed nothing

@@ -89,8 +89,8 @@ void Ledger::end_step(c10::Device device, Steps& steps, const DeviceSide::Usage&
     rules.had_update = had_update || !has_optimizers_;
     rules.least_limit_bytes = steps.least_limit_bytes;
     steps.follower.end_step(rules);
-    steps.is_choice_new |= steps.follower.plans_made() != plans_before;
-    steps.is_choice_new &= steps.follower.latest() != nullptr;
+    const bool is_new = steps.is_choice_new || steps.follower.plans_made() != plans_before;
+    steps.is_choice_new = is_new && steps.follower.latest() != nullptr;
   } else {
     steps.follower.abandon_step();
   }
