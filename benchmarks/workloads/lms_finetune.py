@@ -1,6 +1,7 @@
 """Fine-tuning a language model of Qwen2.5-7B's shape, whose weights, gradients and states are most of what it needs.
 
-In all the memory; with large model support, and its step in backward; with FSDP2's offload to the CPU.
+In all the memory, also with TRL's offload of activations; with large model support, and its step in backward; with
+FSDP2's offload to the CPU.
 
 Weights are fp32 and random, autocast is bf16, the optimizer is fused AdamW, and the library checkpoints the blocks.
 """
@@ -8,7 +9,7 @@ Weights are fp32 and random, autocast is bf16, the optimizer is fused AdamW, and
 import gc
 import importlib
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from ebbtide import saver
 
 from benchmarks import device
+from benchmarks.baselines import trl_offload
 from benchmarks.lms_training import Peak, simulated, time_steps
 from benchmarks.measured import Measured, Part
 from benchmarks.sizes import MIB, FinetuneSize, Sizes
@@ -56,10 +58,19 @@ def make_loss(size: FinetuneSize, model: Any, batch: int) -> Callable[[], torch.
     return loss
 
 
-def time_training(measured: Measured, size: FinetuneSize, loss: Callable[[], torch.Tensor], optimizer: Any) -> None:
+def time_training(
+    measured: Measured,
+    size: FinetuneSize,
+    loss: Callable[[], torch.Tensor],
+    optimizer: Any,
+    hooks: AbstractContextManager[Any] | None = None,
+) -> None:
+    """hooks: around each forward and backward."""
+
     def step() -> torch.Tensor:
-        found = loss()
-        found.backward()
+        with hooks or nullcontext():
+            found = loss()
+            found.backward()
         optimizer.step()
         optimizer.zero_grad()
         return found.detach()
@@ -68,12 +79,16 @@ def time_training(measured: Measured, size: FinetuneSize, loss: Callable[[], tor
     measured.facts["tokens"] = size.tokens
 
 
-def measure_plain(sizes: Sizes) -> Measured:
+def measure_plain(sizes: Sizes, has_trl: bool = False) -> Measured:
+    """has_trl: TRL's OffloadActivations moves what is saved, which is the inputs of the checkpointed blocks."""
+    if has_trl:
+        device.need_gpu("TRL takes streams of a GPU")
     size, measured = sizes.training.finetune, Measured()
     with simulated(sizes):
         peak, model = Peak(), make_model(sizes.training.finetune, size.layers)
+        hooks = trl_offload.make_hooks([*model.parameters()]) if has_trl else None
         optimizer = torch.optim.AdamW(model.parameters(), RATE, fused=device.is_gpu())
-        time_training(measured, size, make_loss(size, model, size.batch), optimizer)
+        time_training(measured, size, make_loss(size, model, size.batch), optimizer, hooks)
         measured.facts["peak_bytes"] = peak.read()
     return measured
 
@@ -127,6 +142,7 @@ def measure_fsdp(sizes: Sizes) -> Measured:
 def parts(_: Sizes) -> list[Part]:
     ways: dict[str, Callable[[Sizes], Measured]] = {
         "plain": measure_plain,
+        "trl": partial(measure_plain, has_trl=True),
         "ebbtide": measure_limited,
         "in_backward": partial(measure_limited, in_backward=True),
         "fsdp": measure_fsdp,
