@@ -25,9 +25,9 @@ def test_nothing_happens_where_everything_fits_until_the_limit_changes(lms, lms_
         lms_extension.assume_rate(SLOW)
         run(lms_models.gpt(depth=3))
         assert not second_runs and lms.stats()["evictions"] == 0 and not calls.recomputed()
-        assert lms_extension.is_resting()
+        assert not lms_extension.are_calls_followed()
         lms.limit = lms.stats()["peak_device_bytes"]
-        assert not lms_extension.is_resting(), "the calls of the next step are followed"
+        assert lms_extension.are_calls_followed(), "the calls of the next step are followed"
 
 
 # Three steps that fit, the end of the third, and four in which it may follow the plan of an earlier model of its names.
@@ -43,20 +43,20 @@ def test_a_program_that_fitted_is_followed_again_once_it_does_not(lms, within, l
     with within(lms_models.gpt):
         step = make()
         losses = run(step, SETTLED)
-        assert lms_extension.is_resting(), f"{lms_extension.statistics()}\n{lms.report()}"
+        assert not lms_extension.are_calls_followed(), f"{lms_extension.statistics()}\n{lms.report()}"
         losses.append(step(SETTLED))
-        assert not lms_extension.is_resting(), "from the end of the step that was short"
+        assert lms_extension.are_calls_followed(), "from the end of the step that was short"
         losses += [step(number) for number in range(SETTLED + 1, SETTLED + 6)]
-        assert losses == plain and not lms_extension.is_resting()
+        assert losses == plain and lms_extension.are_calls_followed()
         assert calls.recomputed() and second_runs
 
 
 def test_a_shortage_where_nothing_is_saved_ends_the_rest_at_once(within, lms_extension):
     with within(lms_models.gpt):
         run(lms_models.gpt(depth=1), SETTLED)
-        assert lms_extension.is_resting()
+        assert not lms_extension.are_calls_followed()
         torch.empty(1 << 30, dtype=torch.uint8)  # lies on the host
-        assert not lms_extension.is_resting()
+        assert lms_extension.are_calls_followed()
 
 
 class DynamicLayer:

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import io
-import threading
 
 import pytest
 
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch")
 from ebbtide import _core  # noqa: E402
 from ebbtide.saver.reclaim import torch_cache  # noqa: E402
 from lms_model import MIB, SMALL, make_model  # noqa: E402
-from lms_states import content, extension  # noqa: E402
+from lms_states import content  # noqa: E402
 from lms_weights import (  # noqa: E402
     DEPTH,
     LIMIT,
@@ -308,49 +307,6 @@ def test_lms_can_be_enabled_after_a_backward_that_disabled_it(lms):
     lms.enable("1GiB", min_size="64KiB")
     assert lms.enabled
     layer(torch.ones(2, 512)).sum()
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_no_use_stays_open_after_a_call_that_was_interrupted(lms, error):
-    class Recursive(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.depths, self.fails = make_model(1, 512), [], False
-            self.scale = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, given, times=2):
-            self.depths.append(extension().module_depth())
-            if times:
-                return self(given, times - 1)
-            if self.fails:
-                raise error
-            return self.inner(given)
-
-    lms.enable(limit="1GiB", min_size=SMALL)
-    model = Recursive()
-    for model.fails in (True, True, False):
-        with contextlib.suppress(error), torch.no_grad():
-            model(torch.ones(1, 512))
-    assert model.depths == 3 * [1, 2, 3]
-    assert extension().module_depth() == 0
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
-def test_an_interrupted_call_bars_no_thread(lms, error):
-    def fail(*_):
-        raise error
-
-    lms.enable(limit="1GiB", min_size=SMALL)
-    model = make_model(2, 512)
-    model[1].register_forward_hook(fail)
-    with pytest.raises(error):
-        model(torch.ones(1, 512))
-    assert extension().module_depth() == 0
-    freed = []
-    thread = threading.Thread(target=lambda: freed.append(send_all_away()))
-    thread.start()
-    thread.join()
-    assert freed[0] > 0
 
 
 def test_blocks_that_are_compiled_in_place_use_their_weights(lms):

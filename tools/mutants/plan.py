@@ -42,6 +42,7 @@ _LMS = (
     "tests/python/test_lms_plan.py",
     "tests/python/test_lms_states.py",
     "tests/python/test_lms_states_troubles.py",
+    "tests/python/test_lms_weight_uses.py",
     "tests/python/test_lms_weights.py",
     "tests/python/test_lms_weights_training.py",
     "tests/python/test_lms_surface.py",

@@ -20,6 +20,7 @@
 #include "policy/lms/step_report.h"
 #include "torch/lms/ledger.h"
 #include "torch/lms/packed.h"
+#include "torch/lms/weights.h"
 
 namespace py = pybind11;
 
@@ -63,6 +64,7 @@ struct KnownModule {
   uint64_t kind = 0;    // of its class and its own parameters' sizes
   uint64_t name = 0;    // the same in each run of a program; 0 until its first call
   uint64_t siblings = 0, place = 0;
+  uint64_t asked = 0;  // the shortage of weights before which it was asked for its own
 };
 
 // By class and the module around: which places those that were called there, and live, have among themselves.
@@ -237,6 +239,20 @@ void add_calls(py::module_& module) {
            py::arg("arguments"), py::arg("options"), py::arg("keeps"))
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE, GIVE_BACK.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
+  module.def("are_calls_followed", &is_followed, "Whether a call that begins now in this thread is to have a scope.");
+  module.def(
+      "may_use_weights",
+      [](const py::handle& made) {
+        const Weights& weights = Weights::instance();
+        const bool is_new = std::exchange(known(made).asked, weights.shortages()) != weights.shortages();
+        return is_new || weights.are_uses_followed();
+      },
+      py::arg("module"),
+      "Whether a call that begins now has to tell which weights it uses: the outermost one does, and the first one of "
+      "each module, and all of them where weights have had to leave.");
+  module.def(
+      "ask_for_weights_again", [](const py::handle& made) { known(made).asked = 0; }, py::arg("module"),
+      "The next call of the module tells which ones it uses, too.");
   module.def(
       "module_number", [](const py::handle& made) { return known(made).number; }, py::arg("module"),
       "Which no other module gets when it is gone.");
@@ -269,7 +285,6 @@ void add_calls(py::module_& module) {
       py::arg("may_recompute"), py::arg("may_evict"), py::arg("may_rest"), py::arg("are_new"), py::arg("forced"),
       "are_new: what is known of steps is forgotten. forced: the names of calls to recompute, and bytes of optimizer "
       "states to have on the host; None: the fastest.");
-  module.def("is_resting", [=] { return ledger().is_resting(); }, "Whether steps have fitted, and are not followed.");
   module.attr("RECOMPUTE") = static_cast<uint32_t>(Ledger::kRecompute);
   module.attr("NEW_CHOICE") = static_cast<uint32_t>(Ledger::kNewChoice);
   module.attr("GIVE_BACK") = static_cast<uint32_t>(Ledger::kGiveBack);

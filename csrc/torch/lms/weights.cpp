@@ -124,6 +124,7 @@ bool Weights::has_other_users() const {
 
 void Weights::begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
+  if (kind == UseKind::kModule && module_depth() == 0) have_left_.store(is_short_.load() || host_bytes() > 0);
   {
     Lock lock = gate_.lock();
     gate_.wait_for_move(lock);
@@ -161,7 +162,7 @@ void Weights::end_use(const void* user, std::thread::id thread) noexcept {
   if (open.empty()) uses_.erase(found);
 }
 
-size_t Weights::module_depth() {
+size_t Weights::module_depth() const {
   const Lock lock = gate_.lock();
   const auto found = uses_.find(std::this_thread::get_id());
   if (found == uses_.end()) return 0;
@@ -259,9 +260,15 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
   return moved.bytes;
 }
 
+void Weights::forget_shortage() {
+  is_short_.store(false);
+  shortages_.fetch_add(1);
+}
+
 uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {
   const GilReleased released;
   is_short_.store(true);
+  have_left_.store(true);
   const MoveGate::Turn turn = take_turn();
   if (!turn) return 0;
   gate_.forget_problem(gate_.lock());

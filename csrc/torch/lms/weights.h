@@ -59,7 +59,10 @@ class Weights {
   void begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings = true);
   void end_use(const void* user, std::thread::id thread) noexcept;
   // How many uses by modules are open in this thread.
-  size_t module_depth();
+  size_t module_depth() const;
+  // Whether uses by modules inside others count. As long as no weight has to leave, the outermost use is enough: it
+  // keeps other threads from moving any.
+  bool are_uses_followed() const { return have_left_.load() || module_depth() == 0; }
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.
@@ -80,7 +83,9 @@ class Weights {
   static uint64_t weights_host_bytes();
   // Whether room was wanted that only weights and gradients could make, since this was forgotten.
   bool is_short() const { return is_short_.load(); }
-  void forget_shortage() { is_short_.store(false); }
+  void forget_shortage();
+  // From 1 on: how often it was forgotten.
+  uint64_t shortages() const { return shortages_.load(); }
 
   WeightStatistics statistics();
   void reset_statistics();
@@ -107,11 +112,13 @@ class Weights {
   uint64_t send_away(int device, uint64_t wanted_bytes, const Units* spared);
   void note(const Moved& moved, uint64_t& counter) noexcept;
 
-  MoveGate gate_;                                          // guards what follows
+  mutable MoveGate gate_;                                  // guards what follows
   std::map<std::thread::id, std::vector<Use>> uses_;       // by thread, the outermost first
   std::set<std::pair<std::thread::id, int>> in_backward_;  // with torch's graph task: those of a GPU share its thread
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
+  std::atomic<bool> have_left_{false};  // or may now: as the outermost use has found it
+  std::atomic<uint64_t> shortages_{1};
   bool expects_backward_ = false;
   WeightStatistics statistics_;
 };

@@ -49,15 +49,13 @@ _now = _State()
 
 def install(extension: Any, trim: Callable[[], None]) -> None:
     """Follows the calls of modules from now on. trim: torch gives back what it caches."""
-    import torch
-
     _now.blocks = blocks = Blocks(extension)
-    is_grad_enabled, is_resting, layers = torch.is_grad_enabled, extension.is_resting, _layer_classes()
+    are_followed, may_use, layers = extension.are_calls_followed, extension.may_use_weights, _layer_classes()
 
     def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
         # The call around such a layer names what it saves, unless the program says which modules are meant.
         is_named_outside = type(module) in layers and not _now.names_layers and not module._modules
-        if is_named_outside or not is_grad_enabled() or is_resting():
+        if is_named_outside or not are_followed():
             return call(module, *arguments, **options)
         keeps = _now.may_evict is not None and not _now.may_evict(module)
         with extension.CallScope(module, arguments, options, keeps) as told:
@@ -69,7 +67,7 @@ def install(extension: Any, trim: Callable[[], None]) -> None:
             return call(module, *arguments, **options)
 
     def handle(call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        if not weights.are_uses_followed() or weights.are_none_used(extension, module):
+        if not weights.are_uses_followed() or not may_use(module) or weights.are_none_used(extension, module):
             return named(call, module, arguments, options)
         try:
             with extension.ModuleUse() as use:
@@ -316,16 +314,17 @@ class Blocks:
     def _second_run(self, kind: Any, module: Any) -> Iterator[None]:
         from torch.profiler import record_function
 
-        if self._extension.keeps_graph():
+        extension = self._extension
+        if extension.keeps_graph():
             self._refuse_kind(kind, module, _KEPT_GRAPH)
         is_profiled = find("_C._autograd._profiler_enabled")()
         name = f"ebbtide::recompute {type(module).__name__}"
-        with record_function(name) if is_profiled else contextlib.nullcontext():
+        with record_function(name) if is_profiled else contextlib.nullcontext(), weights.used_by(extension, module):
             yield
 
     def _try(self, kind: Any, call: Any, module: Any, arguments: Any, options: Any) -> Any:
         # Without the arguments themselves: a cache among them gets tensors that depend on this call, and its hook.
-        tensors, state = Structure(arguments, options, module).tensors, ModuleState(module)
+        tensors, state = Structure(arguments, options, module).tensors, ModuleState(Subtree(module))
         before = [tensor._version for tensor in tensors]
         output, reason = try_out(call, module, arguments, options)
         wanted = [tensor for tensor in tensors_in(output) if tensor.requires_grad]

@@ -10,6 +10,7 @@ the other moves.
 import contextlib
 import functools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from ebbtide import _core
@@ -219,10 +220,12 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
     import torch
 
     extension = _now.extension
-    if torch.compiler.is_compiling() or extension is None or backends.is_forked_child() or captures.is_capturing():
+    if torch.compiler.is_compiling() or extension is None or not extension.is_short():
+        return
+    if backends.is_forked_child() or captures.is_capturing():
         return
     gradient = parameter.grad
-    if gradient is None or not extension.is_short() or not extension.may_be_weight(gradient):
+    if gradient is None or not extension.may_be_weight(gradient):
         return
     if not _owners().is_gradient_alone(gradient) or extension.take_gradient(owner, gradient):
         return
@@ -258,6 +261,20 @@ def _follow_uses(extension: Any) -> None:
                 _now.are_uses_followed = True
 
 
+@contextlib.contextmanager
+def used_by(extension: Any, module: Any) -> Iterator[None]:
+    """The module's weights are used within, as by a call."""
+    if not _now.are_uses_followed:
+        yield
+        return
+    try:
+        with extension.ModuleUse() as use:
+            before_call(use, module)
+            yield
+    finally:
+        after_call(extension)
+
+
 def before_call(use: Any, module: Any) -> None:
     """The module's weights come to the device, and stay while it is called.
 
@@ -285,6 +302,7 @@ def before_call(use: Any, module: Any) -> None:
     if others := use.begin(parameters, not uses_copies):
         _adopt(others)
     if others or outside.has(module):
+        extension.ask_for_weights_again(module)  # some may leave later
         outside.note(extension, outside.WEIGHTS, module, _owners().sort(others, TAG))
     if uses_copies and _now.may_return and _is_on_host(parameters["weight"]) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
