@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from ebbtide.lms.recompute.module_states import Subtree  # noqa: E402
 from ebbtide.lms.recompute.objections import call_objection, may_decide, module_objection  # noqa: E402
 from ebbtide.lms.recompute.structures import Structure  # noqa: E402
 from recompute_models import WIDTH, Block  # noqa: E402
@@ -116,7 +117,7 @@ def x() -> Any:
 
 
 def of_call(module: Any, *arguments: Any, **options: Any) -> str:
-    return module_objection(module) or call_objection(module, Structure(arguments, options, module))
+    return module_objection(Subtree(module)) or call_objection(Subtree(module), Structure(arguments, options, module))
 
 
 def nothing(*arguments: Any, **options: Any) -> None:
@@ -127,10 +128,10 @@ def nothing(*arguments: Any, **options: Any) -> None:
 def test_hooks_of_all_modules(kind: str, x: Any) -> None:
     handle = getattr(nn.modules.module, f"register_module_{kind}_hook")(nothing)
     try:
-        assert module_objection(Block()) == "the program has hooks on all modules"
+        assert module_objection(Subtree(Block())) == "the program has hooks on all modules"
     finally:
         handle.remove()
-    assert module_objection(Block()) == ""
+    assert module_objection(Subtree(Block())) == ""
 
 
 HOOKS = {

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from ebbtide.lms.recompute import second_runs  # noqa: E402
+from ebbtide.lms.recompute.module_states import Subtree  # noqa: E402
 from ebbtide.lms.recompute.objections import call_objection, may_decide, module_objection  # noqa: E402
 from ebbtide.lms.recompute.structures import Structure  # noqa: E402
 from ebbtide.lms.recompute.trials import try_out  # noqa: E402
@@ -119,7 +120,9 @@ class Planner:
     def __call__(self, original: Any, module: Any, arguments: Any, options: Any) -> Any:
         if not isinstance(module, Residual) or not may_decide() or not self.wanted[module.index]:
             return original(module, *arguments, **options)
-        said = module_objection(module) or call_objection(module, Structure(arguments, options, module))
+        said = module_objection(Subtree(module)) or call_objection(
+            Subtree(module), Structure(arguments, options, module)
+        )
         if not said and module.index not in self.objections:
             result, self.objections[module.index] = try_out(original, module, arguments, options)
             return result

@@ -20,7 +20,7 @@ from ebbtide import driver_choice, torch_extension
 from ebbtide.errors import StateError
 from ebbtide.lms import weights
 from ebbtide.lms.recompute.module_calls import ModuleCalls
-from ebbtide.lms.recompute.module_states import ModuleState
+from ebbtide.lms.recompute.module_states import ModuleState, Subtree
 from ebbtide.lms.recompute.objections import call_objection, may_decide, module_objection
 from ebbtide.lms.recompute.second_runs import run
 from ebbtide.lms.recompute.structures import Structure, tensors_in
@@ -251,7 +251,7 @@ class Blocks:
         """
         for _ in range(8):  # the choice may turn to the modules inside
             known = [module for module in self._extension.candidates() if self._number_of(module) not in self._refused]
-            reasons = [(module, self._reason(module, self._kind_of(module))) for module in known]
+            reasons = [(module, self._reason(Subtree(module))) for module in known]
             if not any(reason for _, reason in reasons):
                 return
             for module, reason in reasons:
@@ -259,10 +259,12 @@ class Blocks:
                     self._refuse(module, reason)
             self._extension.choose_again()
 
-    def _reason(self, module: Any, kind: Any) -> str:
-        if not self._may_recompute(module):
+    def _reason(self, subtree: Subtree, kind: Any = None) -> str:
+        """kind: that of the module, which is looked up by default."""
+        if not self._may_recompute(subtree.modules[0]):
             return _FORBIDDEN
-        return _UNHASHABLE if kind is None else self._verdicts.get(kind, "") or module_objection(module)
+        kind = kind or self._kind_of(subtree)
+        return _UNHASHABLE if kind is None else self._verdicts.get(kind, "") or module_objection(subtree)
 
     def _refuse(self, module: Any, reason: str) -> None:
         number = self._number_of(module)
@@ -275,30 +277,31 @@ class Blocks:
         if self._refused.pop(number, None) is not None:
             self._extension.forbid_recomputation(number, False)
 
-    def _kind_of(self, module: Any) -> Any:
+    def _kind_of(self, subtree: Subtree) -> Any:
         """A trial of one module counts for others with the same classes inside, in the same modes. None: torch can't
         list those."""
+        module = subtree.modules[0]
         try:
             if (structure := self._structures.get(module)) is None:
                 # Weakly: some libraries make a class for each instance, which would hold it.
                 classes = ((name, weakref.ref(type(one))) for name, one in module.named_modules())
                 structure = self._structures[module] = tuple(classes)
-            return structure, tuple(one.training for one in module.modules())
+            return structure, tuple([one.training for one in subtree.modules])
         except TypeError:
             return None
 
     def _recompute(self, call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        kind, structure = self._kind_of(module), Structure(arguments, options, module)
+        subtree, structure = Subtree(module), Structure(arguments, options, module)
+        kind = self._kind_of(subtree)
         if structure.has_cache and kind is not None:
             kind = (kind, self._number_of(module))  # a layer may read the entries of others
-        if reason := self._reason(module, kind):
+        if reason := self._reason(subtree, kind):
             self._refuse(module, reason)
-        elif reason := call_objection(module, structure):
+        elif reason := call_objection(subtree, structure):
             self._refuse_kind(kind, module, reason)  # likely of all calls of such modules
         elif kind in self._verdicts:
-            del structure  # or it would keep the arguments
             on_second_run, on_doubt = partial(self._second_run, kind, module), partial(self._refuse_kind, kind, module)
-            return run(call, module, arguments, options, on_second_run, on_doubt)
+            return run(call, module, arguments, options, on_second_run, on_doubt, structure)
         elif kind not in self._trials:
             self._extension.disturb_step()
             return self._try(kind, call, module, arguments, options)

@@ -10,7 +10,7 @@ import functools
 import random
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ebbtide.torch_support.torch_names import find
 
@@ -215,14 +215,24 @@ def _read(switch: _Switch) -> Any:
 class Switches:
     """The settings, as they are at construction."""
 
+    _latest: ClassVar["Switches | None"] = None
+
     def __init__(self) -> None:
         self._values = [_read(switch) for switch in _switches()]
+
+    @classmethod
+    def now(cls) -> "Switches":
+        """The same object as long as the settings are the same: each call that is made again keeps one."""
+        latest, now = cls._latest, cls()
+        if latest is None or latest._values != now._values:
+            cls._latest = latest = now
+        return latest
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Sets those that are different now, and sets them back at the end."""
-        now = Switches()
-        if now._values != self._values:
+        now = Switches.now()
+        if now is not self and now._values != self._values:
             self._write()
         try:
             yield

@@ -9,13 +9,49 @@ import pathlib
 import random
 import sys
 import types
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 MOST_NESTED = 2  # containers and objects below an attribute: what lies deeper is not looked at
 Path = tuple[str, ...]  # names, outermost first
-_NOTHING: dict[str, Any] = {}  # most modules have no buffers, and layers no modules
+_CONTAINERS = (dict, list, set, deque, tuple)
+_DICTS = ("_parameters", "_buffers", "_modules")  # of every module
+
+
+class Subtree:
+    """A module and those below it, at construction.
+
+    Attributes:
+        modules: each once, and before those below it.
+        names: of the attributes of each, without those that torch sets once for all.
+    """
+
+    def __init__(self, module: Any) -> None:
+        kept = _kept_by_torch()
+        self.modules = [module]
+        self.names: list[tuple[str, ...]] = []
+        seen = {id(module)}
+        for one in self.modules:
+            own = vars(one)
+            self.names.append(_shared(tuple([name for name in own if name not in kept])))
+            for child in one._modules.values():
+                if child is not None and id(child) not in seen:
+                    seen.add(id(child))
+                    self.modules.append(child)
+
+    def path(self, module: Any) -> str:
+        """Of one of them, from the outermost one."""
+        return next(path for path, each in self.modules[0].named_modules() if each is module)
+
+
+_known_names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+
+def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The same tuple for all modules of a class, which Python's collector has to look at once."""
+    return _known_names.setdefault(names, names)
 
 
 class ModuleState:
@@ -23,41 +59,54 @@ class ModuleState:
 
     It holds the parameters and buffers that a call has used, as the graph of that call does. The running statistics of
     BatchNorm in training do not count: a forward changes them, and nothing that it computes depends on them.
+
+    A step makes one for each call that it makes again: they are of few objects, or Python's collector would look for
+    cycles twice as often.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._modules = list(module.named_modules())
-        self._dicts: list[tuple[dict[str, Any], dict[str, Any]]] = []  # four of each module: its own one, and a copy
+    def __init__(self, subtree: Subtree) -> None:
+        self._subtree = subtree
+        self._dicts: list[dict[str, Any]] = []  # four of each module
+        self._names: list[tuple[str, ...]] = []  # in each of them, as far as they are looked at
+        self._values: list[Any] = []  # under all of these
         self._statistics: list[tuple[dict[str, Any], list[str]]] = []  # the buffers of a module, and names among them
-        self._tensors: list[Any] = []
-        for _, one in self._modules:
+        tensors: list[Any] = []
+        for one, names in zip(subtree.modules, subtree.names, strict=True):
             own = vars(one)
             parameters, buffers, modules = own["_parameters"], own["_buffers"], own["_modules"]
-            self._dicts += [(each, each.copy() if each else _NOTHING) for each in (own, parameters, buffers, modules)]
-            self._tensors += parameters.values()
+            self._dicts += (own, parameters, buffers, modules)
+            self._values += map(own.__getitem__, names)
+            self._names.append(names)
+            for each in (parameters, buffers, modules):
+                self._names.append(_shared(tuple(each)) if each else ())
+                self._values += each.values()
+            tensors += parameters.values()
             if not buffers:
                 continue
             if updated := _statistics_of(one):
                 self._statistics.append((buffers, updated))
-            self._tensors += [each for name, each in buffers.items() if name not in updated]
-        self._contents = list(_contents_of(self._modules))
-        self._tensors = [tensor for tensor in self._tensors if tensor is not None]
+            tensors += [each for name, each in buffers.items() if name not in updated]
+        self._sizes = [*map(len, self._dicts)]
+        self._contents = list(_contents_of(subtree))
+        self._tensors = [tensor for tensor in tensors if tensor is not None]
         self._versions = [tensor._version for tensor in self._tensors]
         self._flags = [tensor.requires_grad for tensor in self._tensors]
 
     def difference(self) -> str:
         """The first attribute, or what is in one, that is another one now, as a noun; "" if there is none."""
-        for index, (own, copy) in enumerate(self._dicts):
-            for name in {**own, **copy}:
-                if name not in own or name not in copy or not _are_same(own[name], copy[name]):
+        for index, (_, now, copy) in enumerate(self._copies()):
+            for name in {**now, **copy}:
+                if name not in now or name not in copy or not _are_same(now[name], copy[name]):
                     return f"the attribute {self._path(index, name)}"
-        changed = (content.path for content in self._contents if content.has_changed())
+        changed = (path for path, content in self._contents_by_path() if content.has_changed())
         return next((f"what {_name(path)} contains" for path in changed), "")
 
     def hidden(self) -> str:
         """The path of the first value that may change inside unseen, and its type; "" if there is none."""
-        found = ((content.path, each) for content in self._contents for each in content.parts() if _is_hidden(each))
-        own = ((path, each) for path, each in _attributes_of(self._modules) if _is_hidden(each))
+        contents = self._contents_by_path()
+        found = ((path, each) for path, content in contents for each in content.parts() if _is_hidden(each))
+        attributes = _attributes_of(self._subtree)
+        own = (((self._subtree.path(one), name), each) for one, name, each in attributes if _is_hidden(each))
         return next((f"{_name(path)}, a {type(each).__name__}" for path, each in (*own, *found)), "")
 
     def written(self) -> str:
@@ -68,9 +117,8 @@ class ModuleState:
         changed = next(
             one for one, *pair in zip(self._tensors, versions, self._versions, strict=True) if pair[0] != pair[1]
         )
-        places = (
-            (index, name) for index, (_, copy) in enumerate(self._dicts) for name in copy if copy[name] is changed
-        )
+        copies = enumerate(copy for *_, copy in self._copies())
+        places = ((index, name) for index, copy in copies for name in copy if copy[name] is changed)
         return self._path(*next(places))
 
     def tensors(self) -> list[Any]:
@@ -79,10 +127,9 @@ class ModuleState:
 
     def restore(self) -> None:
         """Puts the attributes back, and what is in them."""
-        for own, copy in self._dicts:
-            if not _are_identical(own, copy):
-                _assign(own, copy)
-        for content in self._contents:
+        for own, now, copy in self._changed():
+            _assign(own, now, copy)
+        for content in self._all_contents():
             content.restore()
 
     @contextlib.contextmanager
@@ -90,13 +137,13 @@ class ModuleState:
         """Within, the modules hold what they held: the program may have called `eval`, frozen parameters, or replaced
         them for the length of a call, as `torch.func.functional_call` does.
         """
-        swapped = [(own, own.copy(), copy) for own, copy in self._dicts if not _are_identical(own, copy)]
+        swapped = self._changed()
         pairs = zip(self._tensors, self._flags, strict=True)
         flags = [(tensor, flag) for tensor, flag in pairs if tensor.requires_grad != flag and tensor.is_leaf]
-        contents = [(content, content.now()) for content in self._contents if content.has_changed()]
+        contents = [(content, content.now()) for content in self._all_contents() if content.has_changed()]
         try:
-            for own, _, copy in swapped:
-                _assign(own, copy)
+            for own, now, copy in swapped:
+                _assign(own, now, copy)
             for content, _ in contents:
                 content.restore()
             for tensor, flag in flags:
@@ -104,8 +151,8 @@ class ModuleState:
             with self.without_statistics():
                 yield
         finally:
-            for own, now, _ in swapped:
-                _assign(own, now)
+            for own, now, copy in swapped:
+                _assign(own, copy, now)
             for _, content in contents:
                 content.restore()
             for tensor, flag in flags:
@@ -127,23 +174,52 @@ class ModuleState:
             for buffers, name, statistic in updated:
                 buffers[name] = statistic
 
+    def _copies(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+        """Each dict, what is in it, and what was in it, as far as that is looked at."""
+        kept, values = _kept_by_torch(), iter(self._values)
+        for own, names in zip(self._dicts, self._names, strict=True):
+            now = {name: value for name, value in own.items() if name not in kept}
+            yield own, now, dict(zip(names, values, strict=False))
+
+    def _changed(self) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+        if self._sizes == [*map(len, self._dicts)]:
+            missing = object()
+            now = [
+                own.get(name, missing) for own, names in zip(self._dicts, self._names, strict=True) for name in names
+            ]
+            if all(map(operator.is_, now, self._values)):
+                return []
+        return [(own, now, copy) for own, now, copy in self._copies() if not _are_identical(now, copy)]
+
+    def _all_contents(self) -> "Iterator[_Content]":
+        return (content for *_, outer in self._contents for _, content in outer.walk())
+
+    def _contents_by_path(self) -> "Iterator[tuple[Path, _Content]]":
+        for one, name, content in self._contents:
+            yield from content.walk((self._subtree.path(one), name))
+
     def _path(self, index: int, name: str) -> str:
-        path, _ = self._modules[index // 4]
-        return _name((path, name))
+        return _name((self._subtree.path(self._subtree.modules[index // 4]), name))
 
 
 class _Content:
     """A container, or the attributes of an object, and what it holds at construction."""
 
-    def __init__(self, path: Path, held: Any) -> None:
-        self.path, self._held = path, held
+    def __init__(self, owner: Any, held: Any) -> None:
+        self._owner, self.held = owner, held
+        self.inner: list[tuple[Path, _Content]] = []  # of what it holds
         self._copy: Any = dict(held) if isinstance(held, dict) else list(held)
+
+    def walk(self, path: Path = ()) -> "Iterator[tuple[Path, _Content]]":
+        yield path, self
+        for names, content in self.inner:
+            yield from content.walk((*path, *names))
 
     def parts(self) -> list[Any]:
         return _parts(self._copy)
 
     def has_changed(self) -> bool:
-        held, copy = self._held, self._copy
+        held, copy = self.held, self._copy
         are_same_keys = len(held) == len(copy) and all(map(operator.is_, held, copy))
         if are_same_keys and (not isinstance(held, dict) or _are_identical(held, copy)):
             return False
@@ -151,18 +227,18 @@ class _Content:
         return len(now) != len(before) or not all(map(_are_same, now, before))
 
     def now(self) -> "_Content":
-        return _Content(self.path, self._held)
+        return _Content(self._owner, self.held)
 
     def restore(self) -> None:
         if not self.has_changed():
             return
-        if isinstance(self._held, dict):
-            _assign(self._held, self._copy)
-        elif isinstance(self._held, list):
-            self._held[:] = self._copy
+        if isinstance(self.held, dict):
+            _assign(self.held, self.held, self._copy)
+        elif isinstance(self.held, list):
+            self.held[:] = self._copy
         else:
-            self._held.clear()
-            (self._held.update if isinstance(self._held, set) else self._held.extend)(self._copy)
+            self.held.clear()
+            (self.held.update if isinstance(self.held, set) else self.held.extend)(self._copy)
 
 
 def _statistics_of(module: Any) -> list[str]:
@@ -185,10 +261,10 @@ def _batch_norms() -> tuple[type, ...]:
 
 @functools.cache
 def _kept_by_torch() -> frozenset[str]:
-    """The attributes of every module."""
+    """The attributes of every module that stay as they are, such as the dicts of hooks."""
     import torch
 
-    return frozenset(vars(torch.nn.Module()))
+    return frozenset(vars(torch.nn.Module())) - {*_DICTS, "training", "_compiled_call_impl"}
 
 
 @functools.cache
@@ -201,42 +277,54 @@ def _plain() -> set[type]:
     return {int, float, bool, complex, str, bytes, type(None), *of_torch, *of_code}
 
 
-def _attributes_of(modules: list[tuple[str, Any]]) -> Iterator[tuple[Path, Any]]:
-    plain, kept = _plain(), _kept_by_torch()
-    for path, one in modules:
-        for name, value in vars(one).items():
-            if name not in kept and type(value) not in plain:
-                yield (path, name), value
-
-
-def _contents_of(modules: list[tuple[str, Any]]) -> Iterator[_Content]:
-    seen: set[int] = set()
-    for path, value in _attributes_of(modules):
-        yield from _contents_in(path, value, seen, MOST_NESTED)
-
-
-def _contents_in(path: Path, value: Any, seen: set[int], depth: int) -> Iterator[_Content]:
-    if type(value) in _plain() or depth == 0 or id(value) in seen:
-        return
-    seen.add(id(value))
+def _attributes_of(subtree: Subtree) -> Iterator[tuple[Any, str, Any]]:
+    """Modules, names and values of attributes that may hold something."""
     plain = _plain()
-    if isinstance(value, dict | list | set | deque | tuple):
-        yield _Content(path, value)
-        parts = [(path, part) for part in _parts(value) if type(part) not in plain]
-    elif _is_object(value):
-        yield _Content(path, vars(value))
-        found = (*vars(value).items(), *_shared_by(type(value)))
-        parts = [((*path, name), part) for name, part in found if type(part) not in plain]
+    for one, names in zip(subtree.modules, subtree.names, strict=True):
+        own = vars(one)
+        for name in names:
+            if type(own[name]) not in plain and name not in _DICTS:
+                yield one, name, own[name]
+
+
+def _contents_of(subtree: Subtree) -> Iterator[tuple[Any, str, _Content]]:
+    seen: set[int] = set()
+    for one, name, value in _attributes_of(subtree):
+        if id(value) not in seen and (content := _content_of(value, MOST_NESTED)) is not None:
+            seen.add(id(value))
+            yield one, name, content
+
+
+# Layers have a configuration in common, say: what is unchanged is copied once as long as somebody keeps the copy. By
+# the identity of what is held, and how deep it is looked at.
+_latest: "weakref.WeakValueDictionary[tuple[int, int], _Content]" = weakref.WeakValueDictionary()
+
+
+def _content_of(value: Any, depth: int) -> _Content | None:
+    """None: it holds nothing that may change."""
+    plain, kind = _plain(), type(value)
+    if kind in plain or depth == 0 or (kind is tuple and plain.issuperset(map(type, value))):
+        return None
+    latest = _latest.get((id(value), depth))
+    if latest is not None and not any(content.has_changed() for _, content in latest.walk()):
+        return latest
+    is_container = isinstance(value, _CONTAINERS)
+    if not is_container and not _is_object(value):
+        return None
+    made = _latest[id(value), depth] = _Content(value, value if is_container else vars(value))
+    if is_container:
+        found: Iterable[tuple[Path, Any]] = (((), part) for part in _parts(value))
     else:
-        return
-    for name, part in parts:
-        yield from _contents_in(name, part, seen, depth - 1)
+        found = (((name,), part) for name, part in (*made.held.items(), *_shared_by(kind)))
+    inner = ((path, _content_of(part, depth - 1)) for path, part in found if type(part) not in plain)
+    made.inner = [(path, content) for path, content in inner if content is not None]
+    return made
 
 
 def _shared_by(kind: type) -> Iterator[tuple[str, Any]]:
     """Containers that all objects of a class have in common, without Python's own, such as `__dataclass_fields__`."""
     found = ((name, value) for name, value in vars(kind).items() if not name.startswith("__"))
-    return ((name, value) for name, value in found if isinstance(value, dict | list | set | deque))
+    return ((name, value) for name, value in found if isinstance(value, _CONTAINERS) and not isinstance(value, tuple))
 
 
 def _parts(held: Any) -> list[Any]:
@@ -294,8 +382,8 @@ def _are_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, int | float | str) and one == other)
 
 
-def _assign(own: dict[str, Any], values: dict[str, Any]) -> None:
-    """Never empties it in between: another thread may read it."""
+def _assign(own: dict[str, Any], now: dict[str, Any], values: dict[str, Any]) -> None:
+    """In place of what is there now. Never empties it in between: another thread may read it."""
     own.update(values)
-    for name in own.keys() - values.keys():
+    for name in now.keys() - values.keys():
         del own[name]

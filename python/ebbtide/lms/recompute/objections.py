@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ebbtide.lms.recompute.module_states import random_sources
+from ebbtide.lms.recompute.module_states import Subtree, random_sources
 from ebbtide.lms.recompute.structures import Structure
 from ebbtide.torch_support.torch_names import find
 
@@ -93,27 +93,27 @@ def _is_capturing() -> bool:
 _of_classes: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
-def call_objection(module: Any, structure: Structure) -> str:
-    """Why calls with such arguments can't be recomputed, as a sentence fragment for a report; "" if nothing speaks
-    against it. `module_objection` asks for more.
+def call_objection(subtree: Subtree, structure: Structure) -> str:
+    """Why calls of a module with such arguments can't be recomputed, as a sentence fragment for a report; "" if nothing
+    speaks against it. `module_objection` asks for more.
     """
     if structure.unknown:
         return structure.unknown
     # torch's own list of them names each one, which takes three times as long.
-    parameters = [one for each in module.modules() for one in each._parameters.values() if one is not None]
+    parameters = [one for each in subtree.modules for one in each._parameters.values() if one is not None]
     return _objection_to_tensors([*parameters, *structure.tensors])
 
 
-def module_objection(module: Any) -> str:
-    """Why no call of this module can be recomputed. Looks at the whole subtree each time: hooks may be added at any
+def module_objection(subtree: Subtree) -> str:
+    """Why no call of a module can be recomputed. Looks at the whole subtree each time: hooks may be added at any
     moment.
     """
     if any(_hooks_of_all_modules()):
         return "the program has hooks on all modules"
     sources = frozenset(random_sources())
-    for name, one in module.named_modules():
-        kind: Any = type(one)
-        if problem := _objection_to_class(kind) or _objection_to_attributes(one, sources):
+    for one, names in zip(subtree.modules, subtree.names, strict=True):
+        if problem := _objection_to_class(type(one)) or _objection_to_attributes(one, names, sources):
+            name = subtree.path(one)
             return f"{problem} ({name})" if name else problem
     return ""
 
@@ -136,7 +136,7 @@ def _objection_to_class(kind: type) -> str:
     return found
 
 
-def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> str:
+def _objection_to_attributes(module: Any, names: tuple[str, ...], random_sources: frozenset[type]) -> str:
     attributes = vars(module)
     if any(map(attributes.get, HOOKS)):
         return next(f"it has {kind}" for name, kind in HOOKS.items() if attributes.get(name))
@@ -144,8 +144,9 @@ def _objection_to_attributes(module: Any, random_sources: frozenset[type]) -> st
     checkpoints = attributes.get("gradient_checkpointing", getattr(type(module), "gradient_checkpointing", False))
     if checkpoints and module.training:
         return "it is checkpointed by the program"
-    if not random_sources.isdisjoint(map(type, attributes.values())):
-        source = next(iter(random_sources.intersection(map(type, attributes.values()))))
+    kinds = [type(attributes[name]) for name in names]
+    if not random_sources.isdisjoint(kinds):
+        source = next(iter(random_sources.intersection(kinds)))
         return f"it holds a {source.__name__} of its own"
     return ""
 

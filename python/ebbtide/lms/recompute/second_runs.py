@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from ebbtide.lms.recompute.global_states import OtherRandomStates, Switches
-from ebbtide.lms.recompute.module_states import ModuleState
+from ebbtide.lms.recompute.module_states import ModuleState, Subtree
 from ebbtide.lms.recompute.structures import Structure
 
 Call = Callable[..., Any]  # takes the module, then its arguments
@@ -33,12 +33,14 @@ def run(
     options: dict[str, Any],
     on_second_run: Entrance,
     on_doubt: Callable[[str], None] = lambda reason: None,
+    structure: Structure | None = None,
 ) -> Any:
     """`call(module, *arguments, **options)`, whose saved tensors are dropped and made again in backward.
 
     Args:
         on_second_run: makes a context manager that is entered around each second run.
         on_doubt: is told why such calls should not be recomputed from now on.
+        structure: of the arguments, where the caller has taken them apart.
 
     Raises:
         RuntimeError: in backward, where an argument, a parameter or a buffer was changed in place after the call.
@@ -46,7 +48,7 @@ def run(
     """
     from torch.utils.checkpoint import checkpoint
 
-    structure = Structure(arguments, options, module)
+    structure = structure or Structure(arguments, options, module)
     tensors, structure.tensors = structure.tensors, []
     repeated = _RepeatedCall(call, module, structure, on_second_run, on_doubt)
     repeated.original = arguments, options
@@ -62,7 +64,7 @@ class _RepeatedCall:
         self.original: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # until the first run takes them
         self._call, self._module, self._structure = call, module, structure
         self._on_second_run, self._on_doubt = on_second_run, on_doubt
-        self._state, self._switches = ModuleState(module), Switches()
+        self._state, self._switches = ModuleState(Subtree(module)), Switches.now()
         self._random: OtherRandomStates | None = None  # where the first run drew from them
 
     def __call__(self, *tensors: Any) -> Any:

@@ -7,6 +7,7 @@ a keyword would be held out of their sight, so that LMS could not evict it.
 import copy
 import dataclasses
 import enum
+import functools
 import numbers
 from collections import OrderedDict
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class Structure:
 
     def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any], module: Any = None) -> None:
         self._module = module
+        self._places: frozenset[int] | None = None
         self.tensors: list[Any] = []
         self.leaves: list[int] = []
         self.unknown, self.has_cache = "", False
@@ -39,7 +41,7 @@ class Structure:
         self._arguments = [self._take(value, f"argument {index}") for index, value in enumerate(arguments)]
         self._options = {name: self._take(value, f"argument {name}") for name, value in options.items()}
         self._indices.clear()
-        self._module = None
+        self._module = self._places = None
 
     def fill(self, tensors: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments and options with these tensors, in new containers."""
@@ -56,9 +58,9 @@ class Structure:
                 self.tensors.append(value)
             return lambda tensors: tensors[index]
         if is_growing_cache(value):
-            before, self.has_cache = _copy_of_cache(value, self._module), True
+            before, self.has_cache = _copy_of_cache(value, self._layers()), True
             self.leaves.append(id(value))
-            return lambda tensors: _copy_of_cache(before, None)
+            return lambda tensors: _copy_of_cache(before, frozenset())
         opened = None if is_immutable(value) else open_container(value)
         if opened is None or depth == MOST_NESTED:
             if not is_immutable(value):
@@ -70,14 +72,27 @@ class Structure:
         fillers = [self._take(part, name, depth + 1) for part in parts]
         return lambda tensors: make([fill(tensors) for fill in fillers])
 
+    def _layers(self) -> frozenset[int]:
+        """The places of the module's layers in a cache."""
+        if self._places is None:
+            modules = () if self._module is None else self._module.modules()
+            places = (vars(each).get("layer_idx") for each in modules)
+            self._places = frozenset(place for place in places if isinstance(place, int))
+        return self._places
+
 
 def is_immutable(value: Any) -> bool:
     """Whether a value can be handed to the second run as it is."""
+    return isinstance(value, _immutable())
+
+
+@functools.cache
+def _immutable() -> tuple[type, ...]:
+    """torch may be missing when this module is imported."""
     import torch
 
     of_torch = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-    plain = (type(None), str, bytes, numbers.Number, enum.Enum, range, slice, type(...), type)
-    return isinstance(value, (*plain, *of_torch))
+    return (type(None), str, bytes, numbers.Number, enum.Enum, range, slice, type(...), type, *of_torch)
 
 
 def is_growing_cache(value: Any) -> bool:
@@ -97,17 +112,17 @@ def _is_of_transformers(value: Any) -> bool:
     return kind.__module__.startswith("transformers.") and hasattr(kind, "get_seq_length")
 
 
-def _copy_of_cache(cache: Any, module: Any) -> Any:
-    """With the same entries. Those of layers outside the module are left out, or the copy would keep them alive."""
-    modules = [] if module is None else module.modules()
-    places = {place for each in modules if isinstance(place := getattr(each, "layer_idx", None), int)}
+def _copy_of_cache(cache: Any, places: frozenset[int]) -> Any:
+    """With the same entries. Those of layers at other places are left out, if there are any, or the copy would keep
+    them alive.
+    """
     made = copy.copy(cache)
     for name, part in vars(cache).items():
         if name == "layers":
             layers = enumerate(part)
             setattr(made, name, [copy.copy(each) if not places or at in places else None for at, each in layers])
         elif _is_of_transformers(part):
-            setattr(made, name, _copy_of_cache(part, module))
+            setattr(made, name, _copy_of_cache(part, places))
         elif type(part) in (list, dict, set):
             setattr(made, name, copy.copy(part))
     return made

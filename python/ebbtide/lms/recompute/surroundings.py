@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbtide.lms.recompute import bits
-from ebbtide.lms.recompute.module_states import ModuleState
+from ebbtide.lms.recompute.module_states import ModuleState, Subtree
 from ebbtide.lms.recompute.structures import Structure
 from ebbtide.lms.recompute.watch import Findings, make_watch, storages_of
 
@@ -16,7 +16,7 @@ class Surroundings:
     """A module and the arguments of a call, at construction."""
 
     def __init__(self, module: Any, structure: Structure) -> None:
-        self._module, self._arguments, self._leaves = ModuleState(module), structure.tensors, structure.leaves
+        self._module, self._arguments, self._leaves = ModuleState(Subtree(module)), structure.tensors, structure.leaves
         self._are_compiled = any(_is_compiled(one) for one in module.modules())
         attributes = (value for one in module.modules() for value in vars(one).values())
         # Neither parameters nor buffers, which the state of the module has.
