@@ -17,6 +17,7 @@ from typing import Any
 import ebbtide
 import torch
 from ebbtide import saver
+from ebbtide.lms import calls
 from torch import distributed, nn
 from torch.distributed import fsdp
 
@@ -75,7 +76,8 @@ def train_limited(sizes: Sizes, way: str, share: int, rank: int) -> Measured:
             found = run(measured, program, PLANNED_AFTER, 0)
         flushes = count_flushes()
         run(measured, program, 0, sizes.training.steps)
-        measured.facts |= {**ebbtide.lms.stats(), "flushes": count_flushes() - flushes}
+        measured.facts |= {**ebbtide.lms.stats(), "recomputed": len(calls.recomputed())}
+        measured.facts["flushes"] = count_flushes() - flushes
         measured.facts["choices"] = [line for line in ebbtide.lms.report().splitlines() if line.startswith("steps ")]
         measured.facts["driver_bytes"] = held.most_bytes() if held else 0
     check(measured, losses, found[:LOSSES])
@@ -100,7 +102,7 @@ def run_rank(train: Callable[..., Measured], rendezvous: str, rank: int) -> Meas
 
 
 def measure(sizes: Sizes, train: Callable[..., Measured], **options: Any) -> Measured:
-    """That of the first rank, with the faults of all."""
+    """That of the first rank, with the faults and some facts of all: the slowest one decides."""
     if saver.device == "cuda" and torch.cuda.device_count() < RANKS:
         raise SkippedError(f"needs {RANKS} GPUs")
     spawning = multiprocessing.get_context("spawn")
@@ -108,6 +110,9 @@ def measure(sizes: Sizes, train: Callable[..., Measured], **options: Any) -> Mea
         start = partial(run_rank, partial(train, sizes, **options), str(Path(folder, "rendezvous")))
         measured, *others = ranks.map(start, range(RANKS))
     measured.faults += [f"another rank: {fault}" for other in others for fault in other.faults]
+    for rank, other in enumerate(others, 1):
+        found = other.facts.keys() & {"flushes", "choices", "recomputed", "evicted_bytes", "streamed_bytes"}
+        measured.facts |= {f"{name}_of_rank_{rank}": other.facts[name] for name in sorted(found)}
     return measured
 
 
