@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <set>
@@ -32,6 +33,9 @@ bool is_followed() {
   return at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() == -1 &&
          !Ledger::instance().is_resting();
 }
+
+constexpr uint32_t kScope = 1, kUses = 2;
+std::atomic<bool> follows_uses{false};
 
 constexpr int kMostNesting = 4;  // of containers in arguments
 
@@ -239,17 +243,23 @@ void add_calls(py::module_& module) {
            py::arg("arguments"), py::arg("options"), py::arg("keeps"))
       .def("__enter__", &CallScope::enter, "Flags: RECOMPUTE, NEW_CHOICE, GIVE_BACK.")
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
-  module.def("are_calls_followed", &is_followed, "Whether a call that begins now in this thread is to have a scope.");
   module.def(
-      "may_use_weights",
+      "wanted_of_call",
       [](const py::handle& made) {
+        uint32_t wanted = is_followed() ? kScope : 0;
+        if (!follows_uses.load(std::memory_order_relaxed)) return wanted;
         const Weights& weights = Weights::instance();
         const bool is_new = std::exchange(known(made).asked, weights.shortages()) != weights.shortages();
-        return is_new || weights.are_uses_followed();
+        return is_new || weights.are_uses_followed() ? wanted | kUses : wanted;
       },
       py::arg("module"),
-      "Whether a call that begins now has to tell which weights it uses: the outermost one does, and the first one of "
-      "each module, and all of them where weights have had to leave.");
+      "Flags of a call that begins now in this thread. SCOPE: it is to have one. USES: it has to tell which weights it "
+      "uses, as the outermost call does, the first one of each module, and all of them where weights had to leave.");
+  module.attr("SCOPE") = kScope;
+  module.attr("USES") = kUses;
+  module.def(
+      "follow_uses", [](bool are_followed) { follows_uses.store(are_followed); }, py::arg("are_followed"),
+      "Whether there are weights that may move.");
   module.def(
       "ask_for_weights_again", [](const py::handle& made) { known(made).asked = 0; }, py::arg("module"),
       "The next call of the module tells which ones it uses, too.");

@@ -50,12 +50,13 @@ _now = _State()
 def install(extension: Any, trim: Callable[[], None]) -> None:
     """Follows the calls of modules from now on. trim: torch gives back what it caches."""
     _now.blocks = blocks = Blocks(extension)
-    are_followed, may_use, layers = extension.are_calls_followed, extension.may_use_weights, _layer_classes()
+    wanted_of, scope, uses = extension.wanted_of_call, extension.SCOPE, extension.USES
+    layers = _layer_classes()
 
-    def named(call: Any, module: Any, arguments: Any, options: Any) -> Any:
+    def named(wanted: int, call: Any, module: Any, arguments: Any, options: Any) -> Any:
         # The call around such a layer names what it saves, unless the program says which modules are meant.
         is_named_outside = type(module) in layers and not _now.names_layers and not module._modules
-        if is_named_outside or not are_followed():
+        if is_named_outside or not wanted & scope:
             return call(module, *arguments, **options)
         keeps = _now.may_evict is not None and not _now.may_evict(module)
         with extension.CallScope(module, arguments, options, keeps) as told:
@@ -67,12 +68,15 @@ def install(extension: Any, trim: Callable[[], None]) -> None:
             return call(module, *arguments, **options)
 
     def handle(call: Any, module: Any, arguments: Any, options: Any) -> Any:
-        if not weights.are_uses_followed() or not may_use(module) or weights.are_none_used(extension, module):
-            return named(call, module, arguments, options)
+        wanted = wanted_of(module)
+        if not wanted:
+            return call(module, *arguments, **options)
+        if not wanted & uses or weights.are_none_used(extension, module):
+            return named(wanted, call, module, arguments, options)
         try:
             with extension.ModuleUse() as use:
                 weights.before_call(use, module)
-                return named(call, module, arguments, options)
+                return named(wanted, call, module, arguments, options)
         finally:
             weights.after_call(extension)
 
@@ -301,7 +305,7 @@ class Blocks:
             self._refuse_kind(kind, module, reason)  # likely of all calls of such modules
         elif kind in self._verdicts:
             on_second_run, on_doubt = partial(self._second_run, kind, module), partial(self._refuse_kind, kind, module)
-            return run(call, module, arguments, options, on_second_run, on_doubt, structure)
+            return run(call, module, arguments, options, on_second_run, on_doubt, (subtree, structure))
         elif kind not in self._trials:
             self._extension.disturb_step()
             return self._try(kind, call, module, arguments, options)

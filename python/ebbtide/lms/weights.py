@@ -71,6 +71,7 @@ def remove(extension: Any) -> None:
             _now.layers.restore()
             _now.layers.end_pass()
         _now.are_uses_followed = False
+        extension.follow_uses(False)
         _leave_conversions()
     extension.allow_gradient_homes(False)
     _trim()
@@ -240,11 +241,6 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
 # --- who uses them ---
 
 
-def are_uses_followed() -> bool:
-    """Whether there are weights that may move: torch calls a module faster otherwise."""
-    return _now.are_uses_followed
-
-
 def are_none_used(extension: Any, module: Any) -> bool:
     """Whether a module inside another one has no weights of its own: most of those that are called."""
     attributes = vars(module)
@@ -254,11 +250,13 @@ def are_none_used(extension: Any, module: Any) -> bool:
 
 
 def _follow_uses(extension: Any) -> None:
+    """Once there are weights that may move: torch calls a module faster otherwise."""
     if not _now.are_uses_followed and _core.query_tag(TAG) is not None:
         with _following:
             if _now.extension is extension:  # another thread may have ended LMS
                 _layers().replace()
                 _now.are_uses_followed = True
+                extension.follow_uses(True)
 
 
 @contextlib.contextmanager

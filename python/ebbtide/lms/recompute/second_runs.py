@@ -33,14 +33,14 @@ def run(
     options: dict[str, Any],
     on_second_run: Entrance,
     on_doubt: Callable[[str], None] = lambda reason: None,
-    structure: Structure | None = None,
+    looked_at: tuple[Subtree, Structure] | None = None,
 ) -> Any:
     """`call(module, *arguments, **options)`, whose saved tensors are dropped and made again in backward.
 
     Args:
         on_second_run: makes a context manager that is entered around each second run.
         on_doubt: is told why such calls should not be recomputed from now on.
-        structure: of the arguments, where the caller has taken them apart.
+        looked_at: the module and the arguments, where the caller has looked at them.
 
     Raises:
         RuntimeError: in backward, where an argument, a parameter or a buffer was changed in place after the call.
@@ -48,9 +48,9 @@ def run(
     """
     from torch.utils.checkpoint import checkpoint
 
-    structure = structure or Structure(arguments, options, module)
+    subtree, structure = looked_at or (Subtree(module), Structure(arguments, options, module))
     tensors, structure.tensors = structure.tensors, []
-    repeated = _RepeatedCall(call, module, structure, on_second_run, on_doubt)
+    repeated = _RepeatedCall(call, subtree, structure, on_second_run, on_doubt)
     repeated.original = arguments, options
     return checkpoint(repeated, *tensors, use_reentrant=False, preserve_rng_state=True)
 
@@ -59,12 +59,17 @@ class _RepeatedCall:
     """The function of a checkpoint: called once in forward, and once for each backward."""
 
     def __init__(
-        self, call: Call, module: Any, structure: Structure, on_second_run: Entrance, on_doubt: Callable[[str], None]
+        self,
+        call: Call,
+        subtree: Subtree,
+        structure: Structure,
+        on_second_run: Entrance,
+        on_doubt: Callable[[str], None],
     ) -> None:
         self.original: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # until the first run takes them
-        self._call, self._module, self._structure = call, module, structure
+        self._call, self._module, self._structure = call, subtree.modules[0], structure
         self._on_second_run, self._on_doubt = on_second_run, on_doubt
-        self._state, self._switches = ModuleState(Subtree(module)), Switches.now()
+        self._state, self._switches = ModuleState(subtree), Switches.now()
         self._random: OtherRandomStates | None = None  # where the first run drew from them
 
     def __call__(self, *tensors: Any) -> Any:
