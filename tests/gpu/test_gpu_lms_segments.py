@@ -98,3 +98,42 @@ def test_blocks_of_many_sizes_hold_the_limit(trial):
     assert numbers["margin_bytes"] <= 0.1 * limit, numbers
     assert 0 < moved <= 1.35 * (needed - limit), (moved, needed - limit)
     """)
+
+
+def test_steps_that_evict_nothing_flush_no_more_once_they_are_known(trial):
+    """A step that evicts on demand leaves what is in use in islands: others flush until all is given back once."""
+    trial("""
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024))
+
+        def forward(self, given):
+            return given + self.body(given)
+
+    def train(steps):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(Block() for _ in range(12))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        losses, flushes = [], []
+        for _ in range(steps):
+            before = torch.cuda.memory_stats()["num_alloc_retries"]
+            optimizer.zero_grad()
+            loss = model(torch.randn(16384, 1024, device="cuda")).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            flushes.append(torch.cuda.memory_stats()["num_alloc_retries"] - before)
+        return losses, flushes
+
+    torch.cuda.reset_peak_memory_stats()
+    plain, _ = train(4)
+    needed = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    with lms.enable(limit=int(0.7 * needed), min_size=SMALL):
+        losses, flushes = train(32)
+        report = lms.report()
+    assert losses[:4] == plain, (losses, plain)
+    assert sum(flushes[:4]) > 0, flushes
+    assert flushes[-8:] == [0] * 8, (flushes, report)
+    """)
