@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from recompute_models import CALL, WIDTH, Block, assert_equal, recomputed, run  # noqa: E402
+from recompute_models import (  # noqa: E402
+    CALL,
+    WIDTH,
+    Block,
+    Linear,
+    assert_equal,
+    objection_to,
+    recomputed,
+    run,
+)
 from torch import nn  # noqa: E402
 
 
@@ -129,6 +138,67 @@ def test_the_second_run_finds_things_as_the_first_did(name: str, x: Any, setting
     torch.set_default_dtype(torch.float32)
     torch.backends.cuda.enable_math_sdp(True)
     assert_equal(gradients(run), plain)
+
+
+class Between(nn.Linear):
+    """Its second run ends with the last tensor that it saves, before it puts back what it has changed."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.is_running, self.scales = False, {"own": 1.0}
+
+    def forward(self, x: Any) -> Any:
+        self.is_running, self.scales["own"] = True, 2.0
+        self.more = torch.set_float32_matmul_precision("medium")
+        y = super().forward(x).sin()
+        torch.set_float32_matmul_precision("highest")
+        self.is_running, self.scales["own"] = False, 1.0
+        del self.more
+        return y
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_second_run_that_ends_early_leaves_things_as_they_were(x: Any, settings: Any, is_changed: bool) -> None:
+    module = Between()
+    loss = run(module, x).sum()
+    if is_changed:
+        module.other, module.scales["other"] = 1, 3.0
+        torch.backends.cuda.enable_math_sdp(False)
+    found = vars(module).copy(), module.scales.copy(), torch.backends.cuda.math_sdp_enabled()
+    loss.backward()
+    assert (vars(module), module.scales, torch.backends.cuda.math_sdp_enabled()) == found
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+class TakesAway(Linear):
+    def forward(self, x: Any) -> Any:
+        vars(self).pop("history", None)
+        return self.plain(x)
+
+
+class ReplacesInside(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: nn.Module = Linear()
+
+    def forward(self, x: Any) -> Any:
+        self.inner = nn.Identity()
+        return self.plain(x)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TakesAway, "history"), (ReplacesInside, "inner")])
+def test_a_trial_names_what_is_gone(x: Any, kind: type, name: str) -> None:
+    assert objection_to(kind(), x) == f"its forward changes the attribute {name}"
+
+
+def test_what_was_written_has_its_path_though_its_module_was_replaced(x: Any) -> None:
+    block = Block()
+    loss = run(block, x).sum()
+    with torch.no_grad():
+        block.mlp[0].weight.mul_(2)
+    block.mlp = nn.Identity()
+    with pytest.raises(RuntimeError, match=r"^mlp\.0\.weight of Block was changed in place"):
+        loss.backward()
 
 
 def test_functional_call(x: Any) -> None:

@@ -105,12 +105,6 @@ class Switches(Linear):
         return self.plain(x)
 
 
-class SetsPrecision(Linear):
-    def forward(self, x: Any) -> Any:
-        torch.set_float32_matmul_precision("medium")
-        return self.plain(x)
-
-
 class Appends(Linear):
     def forward(self, x: Any) -> Any:
         self.history.append(1)
@@ -244,7 +238,6 @@ IN_PLACE = "it changes an argument or a tensor of the module in place"
 FOUND = {
     Counts: "its forward changes the attribute calls",
     Switches: "its forward changes the attribute training",
-    SetsPrecision: "its forward changes settings of torch",
     Appends: "its forward changes what history contains",
     WritesBuffer: "its forward changes sums in place",
     WritesData: "its forward changes sums in place",
@@ -273,7 +266,6 @@ def test_changes_are_found_and_made_once(kind: type, x: Any) -> None:
         module, argument = kind(), x.clone()
         vars(module)["scores"] = torch.zeros(1)
         call(module, argument)
-        torch.set_float32_matmul_precision("highest")
         states = [module.calls, len(module.history), module.training, random.random()]
         return [argument, module.sums, module.bias, vars(module)["scores"], torch.tensor(states), torch.rand(1)]
 

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lms_model import SMALL, make_model  # noqa: E402
+from lms_model import MIB, SMALL, make_model  # noqa: E402
 from lms_states import extension  # noqa: E402
-from lms_weights import Own, evaluate, send_all_away  # noqa: E402
+from lms_weights import TAG, Own, evaluate, send_all_away, tag_of  # noqa: E402
 
 pytestmark = [  # tests/gpu/test_gpu_lms.py is for GPUs
     pytest.mark.sim_only,
@@ -75,6 +75,18 @@ def test_uses_inside_others_count_from_the_first_shortage_on(lms, is_own):
         assert evaluate(model, 3) == plain == [*losses, plain[2]]
         assert depths[4:6] == [1, 2] and all(depth == 2 for depth in depths[6:])
         assert [size > 0 for size in freed] == [is_own] * 3
+
+
+def test_parameters_that_have_other_memory_are_asked_for_again(lms):
+    """Or they could not leave where memory is short for the first time."""
+    with lms.enable(limit="1GiB", min_size=SMALL), torch.no_grad():
+        model = torch.nn.Sequential(*(Own(512, 512) for _ in range(2)))
+        evaluate(model, 1)
+        model[0].weight.data = model[0].weight.data.clone()
+        model[1].weight = torch.nn.Parameter(model[1].weight.data.clone())
+        evaluate(model, 1)
+        assert {tag_of(layer.weight) for layer in model} == {TAG}
+        assert send_all_away() >= 2 * MIB
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])

@@ -68,7 +68,7 @@ struct KnownModule {
   uint64_t kind = 0;    // of its class and its own parameters' sizes
   uint64_t name = 0;    // the same in each run of a program; 0 until its first call
   uint64_t siblings = 0, place = 0;
-  uint64_t asked = 0;  // the shortage of weights before which it was asked for its own
+  uint64_t told = 0;  // what its parameters were when it last told which weights it uses
 };
 
 // By class and the module around: which places those that were called there, and live, have among themselves.
@@ -109,6 +109,29 @@ uint64_t kind_of(const py::handle& module) {
     for (const int64_t size : tensor.sizes()) kind = policy::mix(kind + static_cast<uint64_t>(size));
   }
   return kind;
+}
+
+// Which storages its own parameters have; 0: it has none. What is compiled has those of all modules in it.
+uint64_t parameters_of(const py::handle& module) {
+  static PyObject* const names[] = {PyUnicode_InternFromString("_compiled_call_impl"),
+                                    PyUnicode_InternFromString("_modules"), PyUnicode_InternFromString("_orig_mod"),
+                                    PyUnicode_InternFromString("_parameters")};
+  const auto own = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module.ptr(), nullptr));
+  if (!own) throw py::error_already_set();
+  const auto item = [](PyObject* dict, PyObject* name) {
+    return dict != nullptr && PyDict_Check(dict) ? PyDict_GetItemWithError(dict, name) : nullptr;
+  };
+  PyObject* const compiled = item(own.ptr(), names[0]);
+  if ((compiled != nullptr && compiled != Py_None) || item(item(own.ptr(), names[1]), names[2]) != nullptr) return 1;
+  PyObject* const parameters = item(own.ptr(), names[3]);
+  if (parameters == nullptr || !PyDict_Check(parameters)) return 0;
+  uint64_t found = 0;
+  for (const auto& [name, parameter] : py::reinterpret_borrow<py::dict>(parameters)) {
+    if (!THPVariable_Check(parameter.ptr())) continue;
+    const c10::Storage& storage = THPVariable_Unpack(parameter.ptr()).unsafeGetTensorImpl()->unsafe_storage();
+    if (storage) found = policy::mix(found + reinterpret_cast<uintptr_t>(storage.unsafeGetStorageImpl())) | 1;
+  }
+  return found;
 }
 
 std::unordered_map<PyObject*, KnownModule>& known_modules() {
@@ -245,24 +268,24 @@ void add_calls(py::module_& module) {
       .def("__exit__", [](CallScope& scope, const py::args&) { scope.leave(); });
   module.def(
       "wanted_of_call",
-      [](const py::handle& made) {
-        uint32_t wanted = is_followed() ? kScope : 0;
+      [](const py::handle& called) {
+        const uint32_t wanted = is_followed() ? kScope : 0;
         if (!follows_uses.load(std::memory_order_relaxed)) return wanted;
-        const Weights& weights = Weights::instance();
-        const bool is_new = std::exchange(known(made).asked, weights.shortages()) != weights.shortages();
-        return is_new || weights.are_uses_followed() ? wanted | kUses : wanted;
+        if (Weights::instance().is_use_followed()) return wanted | kUses;
+        const uint64_t parameters = parameters_of(called);
+        return parameters != 0 && known(called).told != parameters ? wanted | kUses : wanted;
       },
       py::arg("module"),
       "Flags of a call that begins now in this thread. SCOPE: it is to have one. USES: it has to tell which weights it "
-      "uses, as the outermost call does, the first one of each module, and all of them where weights had to leave.");
+      "uses, as the outermost call does, the first one with these parameters, and all where weights had to leave.");
   module.attr("SCOPE") = kScope;
   module.attr("USES") = kUses;
   module.def(
       "follow_uses", [](bool are_followed) { follows_uses.store(are_followed); }, py::arg("are_followed"),
       "Whether there are weights that may move.");
   module.def(
-      "ask_for_weights_again", [](const py::handle& made) { known(made).asked = 0; }, py::arg("module"),
-      "The next call of the module tells which ones it uses, too.");
+      "note_told", [](const py::handle& called) { known(called).told = parameters_of(called); }, py::arg("module"),
+      "It has told which weights it uses.");
   module.def(
       "module_number", [](const py::handle& made) { return known(made).number; }, py::arg("module"),
       "Which no other module gets when it is gone.");

@@ -124,7 +124,7 @@ bool Weights::has_other_users() const {
 
 void Weights::begin_use(const void* user, UseKind kind, const std::vector<const void*>& addresses, bool brings) {
   const std::thread::id thread = std::this_thread::get_id();
-  if (kind == UseKind::kModule && module_depth() == 0) have_left_.store(is_short_.load() || host_bytes() > 0);
+  if (kind == UseKind::kModule && !have_left_.load() && module_depth() == 0 && host_bytes() > 0) have_left_.store(true);
   {
     Lock lock = gate_.lock();
     gate_.wait_for_move(lock);
@@ -262,7 +262,7 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
 
 void Weights::forget_shortage() {
   is_short_.store(false);
-  shortages_.fetch_add(1);
+  have_left_.store(false);  // as the next outermost use finds it
 }
 
 uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {

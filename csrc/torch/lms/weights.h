@@ -60,9 +60,9 @@ class Weights {
   void end_use(const void* user, std::thread::id thread) noexcept;
   // How many uses by modules are open in this thread.
   size_t module_depth() const;
-  // Whether uses by modules inside others count. As long as no weight has to leave, the outermost use is enough: it
-  // keeps other threads from moving any.
-  bool are_uses_followed() const { return have_left_.load() || module_depth() == 0; }
+  // Whether a use by a module that begins now counts. As long as no weight has had to leave, the outermost one is
+  // enough: it keeps other threads from moving any. At the first shortage it is not known then which are used last.
+  bool is_use_followed() const { return have_left_.load() || module_depth() == 0; }
   // Backward is about to read a weight. The rest is as in begin_use().
   void use_in_backward(const void* address);
   // Whether some of the memory that holds the weight at this address is on the host.
@@ -84,8 +84,6 @@ class Weights {
   // Whether room was wanted that only weights and gradients could make, since this was forgotten.
   bool is_short() const { return is_short_.load(); }
   void forget_shortage();
-  // From 1 on: how often it was forgotten.
-  uint64_t shortages() const { return shortages_.load(); }
 
   WeightStatistics statistics();
   void reset_statistics();
@@ -117,8 +115,7 @@ class Weights {
   std::set<std::pair<std::thread::id, int>> in_backward_;  // with torch's graph task: those of a GPU share its thread
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
-  std::atomic<bool> have_left_{false};  // or may now: as the outermost use has found it
-  std::atomic<uint64_t> shortages_{1};
+  std::atomic<bool> have_left_{false};  // some have left, or were to leave, since a shortage was forgotten
   bool expects_backward_ = false;
   WeightStatistics statistics_;
 };

@@ -255,7 +255,8 @@ class Blocks:
         """
         for _ in range(8):  # the choice may turn to the modules inside
             known = [module for module in self._extension.candidates() if self._number_of(module) not in self._refused]
-            reasons = [(module, self._reason(Subtree(module))) for module in known]
+            subtrees = [Subtree(module) for module in known]
+            reasons = [(each.modules[0], self._reason(each, self._kind_of(each))) for each in subtrees]
             if not any(reason for _, reason in reasons):
                 return
             for module, reason in reasons:
@@ -263,11 +264,9 @@ class Blocks:
                     self._refuse(module, reason)
             self._extension.choose_again()
 
-    def _reason(self, subtree: Subtree, kind: Any = None) -> str:
-        """kind: that of the module, which is looked up by default."""
+    def _reason(self, subtree: Subtree, kind: Any) -> str:
         if not self._may_recompute(subtree.modules[0]):
             return _FORBIDDEN
-        kind = kind or self._kind_of(subtree)
         return _UNHASHABLE if kind is None else self._verdicts.get(kind, "") or module_objection(subtree)
 
     def _refuse(self, module: Any, reason: str) -> None:

@@ -300,8 +300,9 @@ def before_call(use: Any, module: Any) -> None:
     if others := use.begin(parameters, not uses_copies):
         _adopt(others)
     if others or outside.has(module):
-        extension.ask_for_weights_again(module)  # some may leave later
         outside.note(extension, outside.WEIGHTS, module, _owners().sort(others, TAG))
+    else:
+        extension.note_told(module)
     if uses_copies and _now.may_return and _is_on_host(parameters["weight"]) and not captures.is_capturing():
         _now.may_return = False  # once for each limit: what finds no room would only leave again
         assert _now.device is not None

@@ -224,25 +224,22 @@ class Switches:
     def now(cls) -> "Switches":
         """The same object as long as the settings are the same: each call that is made again keeps one."""
         latest, now = cls._latest, cls()
-        if latest is None or not latest.are(now):
+        if latest is None or latest._values != now._values:
             cls._latest = latest = now
         return latest
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Sets those that are different now, and sets them back at the end."""
+        """Sets those that are different now, and sets them back at the end: a second run ends early, perhaps between
+        two settings of its own.
+        """
         now = Switches.now()
-        if now.are(self):
-            yield
-            return
-        self._write()
+        if now is not self:
+            self._write()
         try:
             yield
         finally:
             now._write()
-
-    def are(self, others: "Switches") -> bool:
-        return self is others or self._values == others._values
 
     def _write(self) -> None:
         for switch, value in zip(_switches(), self._values, strict=True):

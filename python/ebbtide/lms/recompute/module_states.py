@@ -3,15 +3,15 @@
 import array
 import contextlib
 import functools
+import itertools
 import numbers
 import operator
 import pathlib
 import random
 import sys
 import types
-import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 MOST_NESTED = 2  # containers and objects below an attribute: what lies deeper is not looked at
@@ -20,38 +20,38 @@ _CONTAINERS = (dict, list, set, deque, tuple)
 _DICTS = ("_parameters", "_buffers", "_modules")  # of every module
 
 
+# The same tuple for all modules of a class, which Python's collector has to look at once.
+_shared = functools.lru_cache(4096)(lambda names: names)
+
+
 class Subtree:
     """A module and those below it, at construction.
 
     Attributes:
         modules: each once, and before those below it.
-        names: of the attributes of each, without those that torch sets once for all.
+        names: of the attributes of each, without those of every module that stay as they are.
     """
 
     def __init__(self, module: Any) -> None:
         kept = _kept_by_torch()
         self.modules = [module]
         self.names: list[tuple[str, ...]] = []
+        self._parents, self._places = [0], [""]  # the index of the module around each, and the name there
         seen = {id(module)}
-        for one in self.modules:
-            own = vars(one)
-            self.names.append(_shared(tuple([name for name in own if name not in kept])))
-            for child in one._modules.values():
+        for index, one in enumerate(self.modules):
+            self.names.append(_shared(tuple([name for name in vars(one) if name not in kept])))
+            for place, child in one._modules.items():
                 if child is not None and id(child) not in seen:
                     seen.add(id(child))
                     self.modules.append(child)
+                    self._parents.append(index)
+                    self._places.append(place)
 
-    def path(self, module: Any) -> str:
-        """Of one of them, from the outermost one."""
-        return next(path for path, each in self.modules[0].named_modules() if each is module)
-
-
-_known_names: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-
-def _shared(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The same tuple for all modules of a class, which Python's collector has to look at once."""
-    return _known_names.setdefault(names, names)
+    def path(self, index: int) -> str:
+        """Of one of the modules, from the outermost one."""
+        if index == 0:
+            return ""
+        return ".".join(filter(None, (self.path(self._parents[index]), self._places[index])))
 
 
 class ModuleState:
@@ -75,11 +75,9 @@ class ModuleState:
             own = vars(one)
             parameters, buffers, modules = own["_parameters"], own["_buffers"], own["_modules"]
             self._dicts += (own, parameters, buffers, modules)
+            self._names += (names, *(_shared(tuple(each)) for each in (parameters, buffers, modules)))
             self._values += map(own.__getitem__, names)
-            self._names.append(names)
-            for each in (parameters, buffers, modules):
-                self._names.append(_shared(tuple(each)) if each else ())
-                self._values += each.values()
+            self._values += (*parameters.values(), *buffers.values(), *modules.values())
             tensors += parameters.values()
             if not buffers:
                 continue
@@ -94,20 +92,22 @@ class ModuleState:
 
     def difference(self) -> str:
         """The first attribute, or what is in one, that is another one now, as a noun; "" if there is none."""
-        for index, (_, now, copy) in enumerate(self._copies()):
-            for name in {**now, **copy}:
-                if name not in now or name not in copy or not _are_same(now[name], copy[name]):
+        for index, (own, copy) in enumerate(self._pairs()):
+            for name in {**own, **copy}:
+                is_kept = name not in copy and name in _kept_by_torch()
+                if not is_kept and (name not in own or name not in copy or not _are_same(own[name], copy[name])):
                     return f"the attribute {self._path(index, name)}"
-        changed = (path for path, content in self._contents_by_path() if content.has_changed())
-        return next((f"what {_name(path)} contains" for path in changed), "")
+        changed = (content for content in self._contents if content.has_changed())
+        return next((f"what {self._path_of(content)} contains" for content in changed), "")
 
     def hidden(self) -> str:
         """The path of the first value that may change inside unseen, and its type; "" if there is none."""
-        contents = self._contents_by_path()
-        found = ((path, each) for path, content in contents for each in content.parts() if _is_hidden(each))
-        attributes = _attributes_of(self._subtree)
-        own = (((self._subtree.path(one), name), each) for one, name, each in attributes if _is_hidden(each))
-        return next((f"{_name(path)}, a {type(each).__name__}" for path, each in (*own, *found)), "")
+        own = ((index, (name,), each) for index, name, each in _attributes_of(self._subtree))
+        inside = ((content.index, content.names, each) for content in self._contents for each in content.parts())
+        for index, names, each in (*own, *inside):
+            if _is_hidden(each):
+                return f"{_name((self._subtree.path(index), *names))}, a {type(each).__name__}"
+        return ""
 
     def written(self) -> str:
         """The path of a parameter or buffer that has been written in place since; "" if there is none."""
@@ -117,7 +117,7 @@ class ModuleState:
         changed = next(
             one for one, *pair in zip(self._tensors, versions, self._versions, strict=True) if pair[0] != pair[1]
         )
-        copies = enumerate(copy for *_, copy in self._copies())
+        copies = enumerate(copy for _, copy in self._pairs())
         places = ((index, name) for index, copy in copies for name in copy if copy[name] is changed)
         return self._path(*next(places))
 
@@ -127,23 +127,25 @@ class ModuleState:
 
     def restore(self) -> None:
         """Puts the attributes back, and what is in them."""
-        for own, now, copy in self._changed():
-            _assign(own, now, copy)
-        for content in self._all_contents():
+        for own, copy in self._changed():
+            _assign(own, copy, _kept_by_torch())
+        for content in self._contents:
             content.restore()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Within, the modules hold what they held: the program may have called `eval`, frozen parameters, or replaced
-        them for the length of a call, as `torch.func.functional_call` does.
+        them for the length of a call, as `torch.func.functional_call` does. At the end they hold what they do now: a
+        second run ends early, perhaps between two changes of its own.
         """
-        swapped = self._changed()
+        kept, changed = _kept_by_torch(), self._changed()
+        swapped = [(own, own.copy()) for own, _ in changed]
         pairs = zip(self._tensors, self._flags, strict=True)
         flags = [(tensor, flag) for tensor, flag in pairs if tensor.requires_grad != flag and tensor.is_leaf]
-        contents = [(content, content.now()) for content in self._all_contents() if content.has_changed()]
+        contents = [(content, content.now()) for content in self._contents if content.has_changed()]
         try:
-            for own, now, copy in swapped:
-                _assign(own, now, copy)
+            for own, copy in changed:
+                _assign(own, copy, kept)
             for content, _ in contents:
                 content.restore()
             for tensor, flag in flags:
@@ -151,8 +153,9 @@ class ModuleState:
             with self.without_statistics():
                 yield
         finally:
-            for own, now, copy in swapped:
-                _assign(own, copy, now)
+            self.restore()
+            for own, now in swapped:
+                _assign(own, now)
             for _, content in contents:
                 content.restore()
             for tensor, flag in flags:
@@ -174,14 +177,13 @@ class ModuleState:
             for buffers, name, statistic in updated:
                 buffers[name] = statistic
 
-    def _copies(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
-        """Each dict, what is in it, and what was in it, as far as that is looked at."""
-        kept, values = _kept_by_torch(), iter(self._values)
+    def _pairs(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Each dict, and what was in it as far as that is looked at."""
+        values = iter(self._values)
         for own, names in zip(self._dicts, self._names, strict=True):
-            now = {name: value for name, value in own.items() if name not in kept}
-            yield own, now, dict(zip(names, values, strict=False))
+            yield own, dict(zip(names, itertools.islice(values, len(names)), strict=True))
 
-    def _changed(self) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
+    def _changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         if self._sizes == [*map(len, self._dicts)]:
             missing = object()
             now = [
@@ -189,37 +191,35 @@ class ModuleState:
             ]
             if all(map(operator.is_, now, self._values)):
                 return []
-        return [(own, now, copy) for own, now, copy in self._copies() if not _are_identical(now, copy)]
+        kept = _kept_by_torch()
+        found = []
+        for own, copy in self._pairs():
+            now = [value for name, value in own.items() if name in copy or name not in kept]
+            if len(now) != len(copy) or not all(name in own and own[name] is copy[name] for name in copy):
+                found.append((own, copy))
+        return found
 
-    def _all_contents(self) -> "Iterator[_Content]":
-        return (content for *_, outer in self._contents for _, content in outer.walk())
-
-    def _contents_by_path(self) -> "Iterator[tuple[Path, _Content]]":
-        for one, name, content in self._contents:
-            yield from content.walk((self._subtree.path(one), name))
+    def _path_of(self, content: "_Content") -> str:
+        return _name((self._subtree.path(content.index), *content.names))
 
     def _path(self, index: int, name: str) -> str:
-        return _name((self._subtree.path(self._subtree.modules[index // 4]), name))
+        return _name((self._subtree.path(index // 4), name))
 
 
 class _Content:
-    """A container, or the attributes of an object, and what it holds at construction."""
+    """A container, or the attributes of an object, and what it holds at construction. It is in an attribute of the
+    module with this index, under these names.
+    """
 
-    def __init__(self, owner: Any, held: Any) -> None:
-        self._owner, self.held = owner, held
-        self.inner: list[tuple[Path, _Content]] = []  # of what it holds
+    def __init__(self, index: int, names: Path, held: Any) -> None:
+        self.index, self.names, self._held = index, names, held
         self._copy: Any = dict(held) if isinstance(held, dict) else list(held)
-
-    def walk(self, path: Path = ()) -> "Iterator[tuple[Path, _Content]]":
-        yield path, self
-        for names, content in self.inner:
-            yield from content.walk((*path, *names))
 
     def parts(self) -> list[Any]:
         return _parts(self._copy)
 
     def has_changed(self) -> bool:
-        held, copy = self.held, self._copy
+        held, copy = self._held, self._copy
         are_same_keys = len(held) == len(copy) and all(map(operator.is_, held, copy))
         if are_same_keys and (not isinstance(held, dict) or _are_identical(held, copy)):
             return False
@@ -227,18 +227,18 @@ class _Content:
         return len(now) != len(before) or not all(map(_are_same, now, before))
 
     def now(self) -> "_Content":
-        return _Content(self._owner, self.held)
+        return _Content(self.index, self.names, self._held)
 
     def restore(self) -> None:
         if not self.has_changed():
             return
-        if isinstance(self.held, dict):
-            _assign(self.held, self.held, self._copy)
-        elif isinstance(self.held, list):
-            self.held[:] = self._copy
+        if isinstance(self._held, dict):
+            _assign(self._held, self._copy)
+        elif isinstance(self._held, list):
+            self._held[:] = self._copy
         else:
-            self.held.clear()
-            (self.held.update if isinstance(self.held, set) else self.held.extend)(self._copy)
+            self._held.clear()
+            (self._held.update if isinstance(self._held, set) else self._held.extend)(self._copy)
 
 
 def _statistics_of(module: Any) -> list[str]:
@@ -261,7 +261,9 @@ def _batch_norms() -> tuple[type, ...]:
 
 @functools.cache
 def _kept_by_torch() -> frozenset[str]:
-    """The attributes of every module that stay as they are, such as the dicts of hooks."""
+    """The attributes of every module that stay as they are, such as the dicts of hooks, whose content is for
+    `module_objection`.
+    """
     import torch
 
     return frozenset(vars(torch.nn.Module())) - {*_DICTS, "training", "_compiled_call_impl"}
@@ -277,48 +279,38 @@ def _plain() -> set[type]:
     return {int, float, bool, complex, str, bytes, type(None), *of_torch, *of_code}
 
 
-def _attributes_of(subtree: Subtree) -> Iterator[tuple[Any, str, Any]]:
-    """Modules, names and values of attributes that may hold something."""
+def _attributes_of(subtree: Subtree) -> Iterator[tuple[int, str, Any]]:
+    """Modules, by their index, names and values of attributes that may hold something, as they are now."""
     plain = _plain()
-    for one, names in zip(subtree.modules, subtree.names, strict=True):
+    for index, (one, names) in enumerate(zip(subtree.modules, subtree.names, strict=True)):
         own = vars(one)
         for name in names:
-            if type(own[name]) not in plain and name not in _DICTS:
-                yield one, name, own[name]
+            if name in own and type(own[name]) not in plain and name not in _DICTS:
+                yield index, name, own[name]
 
 
-def _contents_of(subtree: Subtree) -> Iterator[tuple[Any, str, _Content]]:
+def _contents_of(subtree: Subtree) -> Iterator[_Content]:
     seen: set[int] = set()
-    for one, name, value in _attributes_of(subtree):
-        if id(value) not in seen and (content := _content_of(value, MOST_NESTED)) is not None:
-            seen.add(id(value))
-            yield one, name, content
+    for index, name, value in _attributes_of(subtree):
+        yield from _contents_in(index, (name,), value, seen, MOST_NESTED)
 
 
-# Layers have a configuration in common, say: what is unchanged is copied once as long as somebody keeps the copy. By
-# the identity of what is held, and how deep it is looked at.
-_latest: "weakref.WeakValueDictionary[tuple[int, int], _Content]" = weakref.WeakValueDictionary()
-
-
-def _content_of(value: Any, depth: int) -> _Content | None:
-    """None: it holds nothing that may change."""
+def _contents_in(index: int, names: Path, value: Any, seen: set[int], depth: int) -> Iterator[_Content]:
     plain, kind = _plain(), type(value)
-    if kind in plain or depth == 0 or (kind is tuple and plain.issuperset(map(type, value))):
-        return None
-    latest = _latest.get((id(value), depth))
-    if latest is not None and not any(content.has_changed() for _, content in latest.walk()):
-        return latest
-    is_container = isinstance(value, _CONTAINERS)
-    if not is_container and not _is_object(value):
-        return None
-    made = _latest[id(value), depth] = _Content(value, value if is_container else vars(value))
-    if is_container:
-        found: Iterable[tuple[Path, Any]] = (((), part) for part in _parts(value))
+    if kind in plain or depth == 0 or id(value) in seen or (kind is tuple and plain.issuperset(map(type, value))):
+        return
+    seen.add(id(value))
+    if isinstance(value, _CONTAINERS):
+        yield _Content(index, names, value)
+        parts = [(names, part) for part in _parts(value) if type(part) not in plain]
+    elif _is_object(value):
+        yield _Content(index, names, vars(value))
+        found = (*vars(value).items(), *_shared_by(kind))
+        parts = [((*names, name), part) for name, part in found if type(part) not in plain]
     else:
-        found = (((name,), part) for name, part in (*made.held.items(), *_shared_by(kind)))
-    inner = ((path, _content_of(part, depth - 1)) for path, part in found if type(part) not in plain)
-    made.inner = [(path, content) for path, content in inner if content is not None]
-    return made
+        return
+    for inner, part in parts:
+        yield from _contents_in(index, inner, part, seen, depth - 1)
 
 
 def _shared_by(kind: type) -> Iterator[tuple[str, Any]]:
@@ -382,8 +374,8 @@ def _are_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, int | float | str) and one == other)
 
 
-def _assign(own: dict[str, Any], now: dict[str, Any], values: dict[str, Any]) -> None:
-    """In place of what is there now. Never empties it in between: another thread may read it."""
+def _assign(own: dict[str, Any], values: dict[str, Any], kept: frozenset[str] = frozenset()) -> None:
+    """Leaves alone what is kept. Never empties it in between: another thread may read it."""
     own.update(values)
-    for name in now.keys() - values.keys():
+    for name in own.keys() - values.keys() - kept:
         del own[name]

@@ -111,10 +111,10 @@ def module_objection(subtree: Subtree) -> str:
     if any(_hooks_of_all_modules()):
         return "the program has hooks on all modules"
     sources = frozenset(random_sources())
-    for one, names in zip(subtree.modules, subtree.names, strict=True):
+    for index, (one, names) in enumerate(zip(subtree.modules, subtree.names, strict=True)):
         if problem := _objection_to_class(type(one)) or _objection_to_attributes(one, names, sources):
-            name = subtree.path(one)
-            return f"{problem} ({name})" if name else problem
+            path = subtree.path(index)
+            return f"{problem} ({path})" if path else problem
     return ""
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbtide.lms.recompute import bits
-from ebbtide.lms.recompute.global_states import Switches
 from ebbtide.lms.recompute.module_states import ModuleState, Subtree
 from ebbtide.lms.recompute.structures import Structure
 from ebbtide.lms.recompute.watch import Findings, make_watch, storages_of
@@ -18,7 +17,6 @@ class Surroundings:
 
     def __init__(self, module: Any, structure: Structure) -> None:
         self._module, self._arguments, self._leaves = ModuleState(Subtree(module)), structure.tensors, structure.leaves
-        self._switches = Switches.now()
         self._are_compiled = any(_is_compiled(one) for one in module.modules())
         attributes = (value for one in module.modules() for value in vars(one).values())
         # Neither parameters nor buffers, which the state of the module has.
@@ -42,8 +40,6 @@ class Surroundings:
             return f"its forward changes {name} in place"
         if problem := self._change_of_buffers():
             return problem
-        if not Switches.now().are(self._switches):
-            return "its forward changes settings of torch"
         if Structure(arguments, options).leaves != self._leaves:
             return "its forward changes what an argument contains"
         if [tensor._version for tensor in self._loose + self._arguments] != self._versions:
