@@ -145,12 +145,14 @@ class Between(nn.Linear):
 
     def __init__(self) -> None:
         super().__init__(WIDTH, WIDTH)
-        self.is_running, self.scales = False, {"own": 1.0}
+        self.is_running, self.scales, self.frozen = False, {"own": 1.0}, nn.Parameter(torch.ones(1))
 
     def forward(self, x: Any) -> Any:
         self.is_running, self.scales["own"] = True, 2.0
         self.more = torch.set_float32_matmul_precision("medium")
+        self.frozen.requires_grad_(False)
         y = super().forward(x).sin()
+        self.frozen.requires_grad_(True)
         torch.set_float32_matmul_precision("highest")
         self.is_running, self.scales["own"] = False, 1.0
         del self.more
@@ -167,7 +169,49 @@ def test_a_second_run_that_ends_early_leaves_things_as_they_were(x: Any, setting
     found = vars(module).copy(), module.scales.copy(), torch.backends.cuda.math_sdp_enabled()
     loss.backward()
     assert (vars(module), module.scales, torch.backends.cuda.math_sdp_enabled()) == found
-    assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == "highest" and module.frozen.requires_grad
+
+
+def test_a_trial_that_is_stopped_leaves_things_as_they_were(x: Any, settings: Any) -> None:
+    class Differs(Between):
+        runs = 0
+
+        def forward(self, x: Any) -> Any:
+            type(self).runs += 1
+            return super().forward(x * self.runs)
+
+    module = Differs()
+    assert objection_to(module, x) != ""
+    assert torch.get_float32_matmul_precision() == "highest" and module.frozen.requires_grad
+
+
+def test_modules_are_called_in_the_order_of_the_first_run(x: Any) -> None:
+    def gradients(call: Any) -> list[Any]:
+        torch.manual_seed(2)
+        module = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)))
+        parameters = list(module.parameters())
+        loss = call(module, x).sum()
+        first = module[0]
+        del module[0]
+        module.append(first)
+        return list(torch.autograd.grad(loss, parameters))
+
+    assert_equal(gradients(run), gradients(CALL))
+
+
+def test_a_container_that_is_met_in_another_one_first_is_looked_at(x: Any) -> None:
+    class Appends(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.options = Options()
+            self.all, self.own = [self.options], self.options
+            del self.options
+
+        def forward(self, x: Any) -> Any:
+            self.own.scales[str(len(self.own.scales))] = 1.0
+            return self.plain(x)
+
+    assert objection_to(Appends(), x) == "its forward changes what own.scales contains"
 
 
 class TakesAway(Linear):

@@ -82,7 +82,10 @@ def test_parameters_that_have_other_memory_are_asked_for_again(lms):
     with lms.enable(limit="1GiB", min_size=SMALL), torch.no_grad():
         model = torch.nn.Sequential(*(Own(512, 512) for _ in range(2)))
         evaluate(model, 1)
-        model[0].weight.data = model[0].weight.data.clone()
+        held = model[0].weight.data.clone()
+        model[0].weight.data = torch.empty(0)
+        model[0].weight.data = held  # in an object, perhaps, at the address of the one before
+        del held
         model[1].weight = torch.nn.Parameter(model[1].weight.data.clone())
         evaluate(model, 1)
         assert {tag_of(layer.weight) for layer in model} == {TAG}

@@ -111,7 +111,7 @@ uint64_t kind_of(const py::handle& module) {
   return kind;
 }
 
-// Which storages its own parameters have; 0: it has none. What is compiled has those of all modules in it.
+// Where its own parameters lie, under this limit; 0: it has none. What is compiled has those of all modules in it.
 uint64_t parameters_of(const py::handle& module) {
   static PyObject* const names[] = {PyUnicode_InternFromString("_compiled_call_impl"),
                                     PyUnicode_InternFromString("_modules"), PyUnicode_InternFromString("_orig_mod"),
@@ -119,17 +119,23 @@ uint64_t parameters_of(const py::handle& module) {
   const auto own = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module.ptr(), nullptr));
   if (!own) throw py::error_already_set();
   const auto item = [](PyObject* dict, PyObject* name) {
-    return dict != nullptr && PyDict_Check(dict) ? PyDict_GetItemWithError(dict, name) : nullptr;
+    if (dict == nullptr || !PyDict_Check(dict)) return static_cast<PyObject*>(nullptr);
+    PyObject* const found = PyDict_GetItemWithError(dict, name);
+    if (found == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return found;
   };
+  const uint64_t limits = Weights::instance().limits();
   PyObject* const compiled = item(own.ptr(), names[0]);
-  if ((compiled != nullptr && compiled != Py_None) || item(item(own.ptr(), names[1]), names[2]) != nullptr) return 1;
+  if ((compiled != nullptr && compiled != Py_None) || item(item(own.ptr(), names[1]), names[2]) != nullptr)
+    return limits;
   PyObject* const parameters = item(own.ptr(), names[3]);
   if (parameters == nullptr || !PyDict_Check(parameters)) return 0;
   uint64_t found = 0;
   for (const auto& [name, parameter] : py::reinterpret_borrow<py::dict>(parameters)) {
     if (!THPVariable_Check(parameter.ptr())) continue;
     const c10::Storage& storage = THPVariable_Unpack(parameter.ptr()).unsafeGetTensorImpl()->unsafe_storage();
-    if (storage) found = policy::mix(found + reinterpret_cast<uintptr_t>(storage.unsafeGetStorageImpl())) | 1;
+    if (storage && storage.device_type() == rules().device_type.load())
+      found = policy::mix(found + limits + reinterpret_cast<uintptr_t>(storage.data())) | 1;
   }
   return found;
 }

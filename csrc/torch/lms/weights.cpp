@@ -263,6 +263,7 @@ uint64_t Weights::send_away(int device, uint64_t wanted_bytes, const Units* spar
 void Weights::forget_shortage() {
   is_short_.store(false);
   have_left_.store(false);  // as the next outermost use finds it
+  limits_.fetch_add(1);
 }
 
 uint64_t Weights::make_room(int device, uint64_t wanted_bytes) noexcept {

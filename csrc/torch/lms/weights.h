@@ -84,6 +84,8 @@ class Weights {
   // Whether room was wanted that only weights and gradients could make, since this was forgotten.
   bool is_short() const { return is_short_.load(); }
   void forget_shortage();
+  // Another one after each change of the limit.
+  uint64_t limits() const { return limits_.load(); }
 
   WeightStatistics statistics();
   void reset_statistics();
@@ -115,6 +117,7 @@ class Weights {
   std::set<std::pair<std::thread::id, int>> in_backward_;  // with torch's graph task: those of a GPU share its thread
   policy::UseOrder order_;
   std::atomic<bool> is_short_{false};
+  std::atomic<uint64_t> limits_{1};
   std::atomic<bool> have_left_{false};  // some have left, or were to leave, since a shortage was forgotten
   bool expects_backward_ = false;
   WeightStatistics statistics_;

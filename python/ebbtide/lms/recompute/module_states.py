@@ -126,11 +126,12 @@ class ModuleState:
         return self._tensors
 
     def restore(self) -> None:
-        """Puts the attributes back, and what is in them."""
+        """Puts the attributes back, what is in them, and which tensors need gradients."""
         for own, copy in self._changed():
             _assign(own, copy, _kept_by_torch())
         for content in self._contents:
             content.restore()
+        _set_flags(self._tensors, self._flags)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -140,16 +141,14 @@ class ModuleState:
         """
         kept, changed = _kept_by_torch(), self._changed()
         swapped = [(own, own.copy()) for own, _ in changed]
-        pairs = zip(self._tensors, self._flags, strict=True)
-        flags = [(tensor, flag) for tensor, flag in pairs if tensor.requires_grad != flag and tensor.is_leaf]
+        flags = [tensor.requires_grad for tensor in self._tensors]
         contents = [(content, content.now()) for content in self._contents if content.has_changed()]
         try:
             for own, copy in changed:
                 _assign(own, copy, kept)
             for content, _ in contents:
                 content.restore()
-            for tensor, flag in flags:
-                tensor.requires_grad_(flag)
+            _set_flags(self._tensors, self._flags)
             with self.without_statistics():
                 yield
         finally:
@@ -158,8 +157,7 @@ class ModuleState:
                 _assign(own, now)
             for _, content in contents:
                 content.restore()
-            for tensor, flag in flags:
-                tensor.requires_grad_(not flag)
+            _set_flags(self._tensors, flags)
 
     def statistics(self) -> list[list[Any]]:
         """The running statistics, of each layer that has any."""
@@ -184,7 +182,8 @@ class ModuleState:
             yield own, dict(zip(names, itertools.islice(values, len(names)), strict=True))
 
     def _changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        if self._sizes == [*map(len, self._dicts)]:
+        are_in_order = [*map(tuple, self._dicts[3::4])] == self._names[3::4]  # the modules of a Sequential, say
+        if are_in_order and self._sizes == [*map(len, self._dicts)]:
             missing = object()
             now = [
                 own.get(name, missing) for own, names in zip(self._dicts, self._names, strict=True) for name in names
@@ -194,8 +193,8 @@ class ModuleState:
         kept = _kept_by_torch()
         found = []
         for own, copy in self._pairs():
-            now = [value for name, value in own.items() if name in copy or name not in kept]
-            if len(now) != len(copy) or not all(name in own and own[name] is copy[name] for name in copy):
+            held = {name: value for name, value in own.items() if name in copy or name not in kept}
+            if [*held] != [*copy] or not _are_identical(held, copy):
                 found.append((own, copy))
         return found
 
@@ -290,21 +289,27 @@ def _attributes_of(subtree: Subtree) -> Iterator[tuple[int, str, Any]]:
 
 
 def _contents_of(subtree: Subtree) -> Iterator[_Content]:
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     for index, name, value in _attributes_of(subtree):
         yield from _contents_in(index, (name,), value, seen, MOST_NESTED)
 
 
-def _contents_in(index: int, names: Path, value: Any, seen: set[int], depth: int) -> Iterator[_Content]:
+def _contents_in(index: int, names: Path, value: Any, seen: dict[int, int], depth: int) -> Iterator[_Content]:
+    """seen: by identity, how deep it was looked at."""
     plain, kind = _plain(), type(value)
-    if kind in plain or depth == 0 or id(value) in seen or (kind is tuple and plain.issuperset(map(type, value))):
+    if kind in plain or (kind is tuple and plain.issuperset(map(type, value))):
         return
-    seen.add(id(value))
+    before = seen.get(id(value), 0)
+    if depth <= before:
+        return
+    seen[id(value)] = depth
     if isinstance(value, _CONTAINERS):
-        yield _Content(index, names, value)
+        if not before:
+            yield _Content(index, names, value)
         parts = [(names, part) for part in _parts(value) if type(part) not in plain]
     elif _is_object(value):
-        yield _Content(index, names, vars(value))
+        if not before:
+            yield _Content(index, names, vars(value))
         found = (*vars(value).items(), *_shared_by(kind))
         parts = [((*names, name), part) for name, part in found if type(part) not in plain]
     else:
@@ -379,3 +384,12 @@ def _assign(own: dict[str, Any], values: dict[str, Any], kept: frozenset[str] = 
     own.update(values)
     for name in own.keys() - values.keys() - kept:
         del own[name]
+    if [name for name in own if name in values] != [*values]:
+        for name in values:
+            own[name] = own.pop(name)
+
+
+def _set_flags(tensors: list[Any], flags: list[bool]) -> None:
+    for tensor, flag in zip(tensors, flags, strict=True):
+        if tensor.requires_grad != flag and tensor.is_leaf:
+            tensor.requires_grad_(flag)

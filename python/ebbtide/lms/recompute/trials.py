@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbtide.lms.recompute import bits
-from ebbtide.lms.recompute.global_states import OtherRandomStates, RandomStates
+from ebbtide.lms.recompute.global_states import OtherRandomStates, RandomStates, Switches
 from ebbtide.lms.recompute.second_runs import DRAWS, Call
 from ebbtide.lms.recompute.structures import Structure, tensors_in
 from ebbtide.lms.recompute.surroundings import Surroundings
@@ -41,10 +41,10 @@ def try_out(call: Call, module: Any, arguments: tuple[Any, ...], options: dict[s
         return output, "it saves nothing for backward"
     random_after = RandomStates(structure.tensors)
     random_before.restore()
-    findings = Findings()
+    findings, switches = Findings(), Switches.now()
     try:
         filled, named = structure.fill([_kept(keeper) for keeper in kept])
-        with _comparing(saved, findings), before.watched(findings):
+        with switches.restored(), _comparing(saved, findings), before.watched(findings):
             result = call(module, *filled, **named)
         findings.objection = findings.objection or _compare_results(output, result)
     except Stopped:
