@@ -9,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from ebbtide.lms.recompute import second_runs  # noqa: E402
 from ebbtide.lms.recompute.module_calls import ModuleCalls  # noqa: E402
+from ebbtide.lms.recompute.module_states import Subtree  # noqa: E402
 from ebbtide.lms.recompute.objections import may_decide  # noqa: E402
+from ebbtide.lms.recompute.structures import Structure  # noqa: E402
 from ebbtide.lms.recompute.trials import try_out  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -32,9 +34,14 @@ class Block(nn.Module):
         return x + self.drop(self.mlp(x))
 
 
+def run_with(call: Any, module: Any, arguments: tuple[Any, ...], options: dict[str, Any], second_run: Any) -> Any:
+    structure = Structure(arguments, options, module)
+    return second_runs.run(call, Subtree(module), structure, arguments, options, second_run)
+
+
 def run(module: Any, *arguments: Any, **options: Any) -> Any:
     """A recomputed call."""
-    return second_runs.run(CALL, module, arguments, options, contextlib.nullcontext)
+    return run_with(CALL, module, arguments, options, contextlib.nullcontext)
 
 
 class SecondRuns:
@@ -46,7 +53,7 @@ class SecondRuns:
 
     def __call__(self, original: Any, module: Any, arguments: Any, options: Any) -> Any:
         if isinstance(module, self._kind) and may_decide():
-            return second_runs.run(original, module, arguments, options, self.second_run)
+            return run_with(original, module, arguments, options, self.second_run)
         return original(module, *arguments, **options)
 
     @contextlib.contextmanager

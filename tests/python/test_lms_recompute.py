@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from ebbtide.lms.recompute import second_runs  # noqa: E402
-from recompute_models import CALL, WIDTH, Block, assert_equal, compare, recomputed, run  # noqa: E402
+from recompute_models import CALL, WIDTH, Block, assert_equal, compare, recomputed, run, run_with  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -176,7 +175,7 @@ def test_an_exception_in_the_second_run(x: Any) -> None:
         finally:
             ends.append("end")
 
-    loss = second_runs.run(CALL, module, (x,), {}, second_run).sum()
+    loss = run_with(CALL, module, (x,), {}, second_run).sum()
     with pytest.raises(KeyError):
         loss.backward()
     assert ends == ["end"] and torch._C._autograd._top_saved_tensors_default_hooks(True) is None

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from ebbtide.lms.recompute import second_runs  # noqa: E402
 from ebbtide.lms.recompute.module_states import Subtree  # noqa: E402
 from ebbtide.lms.recompute.objections import call_objection, may_decide, module_objection  # noqa: E402
 from ebbtide.lms.recompute.structures import Structure  # noqa: E402
 from ebbtide.lms.recompute.trials import try_out  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from recompute_models import WIDTH, assert_equal, handled  # noqa: E402
+from recompute_models import WIDTH, assert_equal, handled, run_with  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -120,15 +119,14 @@ class Planner:
     def __call__(self, original: Any, module: Any, arguments: Any, options: Any) -> Any:
         if not isinstance(module, Residual) or not may_decide() or not self.wanted[module.index]:
             return original(module, *arguments, **options)
-        said = module_objection(Subtree(module)) or call_objection(
-            Subtree(module), Structure(arguments, options, module)
-        )
+        subtree = Subtree(module)
+        said = module_objection(subtree) or call_objection(subtree, Structure(arguments, options, module))
         if not said and module.index not in self.objections:
             result, self.objections[module.index] = try_out(original, module, arguments, options)
             return result
         if said or self.objections[module.index]:
             return original(module, *arguments, **options)
-        return second_runs.run(original, module, arguments, options, self.second_run)
+        return run_with(original, module, arguments, options, self.second_run)
 
     @contextlib.contextmanager
     def second_run(self) -> Any:

@@ -111,7 +111,8 @@ uint64_t kind_of(const py::handle& module) {
   return kind;
 }
 
-// Where its own parameters lie, under this limit; 0: it has none. What is compiled has those of all modules in it.
+// Where its own parameters lie, under this limit; 0: it has none. What is compiled stands for all modules in it, and is
+// only told apart by the limit.
 uint64_t parameters_of(const py::handle& module) {
   static PyObject* const names[] = {PyUnicode_InternFromString("_compiled_call_impl"),
                                     PyUnicode_InternFromString("_modules"), PyUnicode_InternFromString("_orig_mod"),

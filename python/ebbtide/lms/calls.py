@@ -304,7 +304,7 @@ class Blocks:
             self._refuse_kind(kind, module, reason)  # likely of all calls of such modules
         elif kind in self._verdicts:
             on_second_run, on_doubt = partial(self._second_run, kind, module), partial(self._refuse_kind, kind, module)
-            return run(call, module, arguments, options, on_second_run, on_doubt, (subtree, structure))
+            return run(call, subtree, structure, arguments, options, on_second_run, on_doubt)
         elif kind not in self._trials:
             self._extension.disturb_step()
             return self._try(kind, call, module, arguments, options)

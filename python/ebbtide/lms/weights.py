@@ -32,7 +32,6 @@ class _State:
         self.registration: Any = None  # torch's handle
         self.layers: Any = None  # a streaming.layers.Layers, while there is an extension
         self.may_return = False  # into free room, as soon as a forward pass wants some that are away
-        self.are_uses_followed = False
         self.applies: tuple[Any, Any] | None = None  # torch.nn.Module's own `_apply` and ours, while it is wrapped
         self.owners: outside.Owners | None = None  # while there is an extension
 
@@ -70,7 +69,6 @@ def remove(extension: Any) -> None:
         if _now.layers is not None:
             _now.layers.restore()
             _now.layers.end_pass()
-        _now.are_uses_followed = False
         extension.follow_uses(False)
         _leave_conversions()
     extension.allow_gradient_homes(False)
@@ -251,18 +249,17 @@ def are_none_used(extension: Any, module: Any) -> bool:
 
 def _follow_uses(extension: Any) -> None:
     """Once there are weights that may move: torch calls a module faster otherwise."""
-    if not _now.are_uses_followed and _core.query_tag(TAG) is not None:
+    if _core.query_tag(TAG) is not None:
         with _following:
             if _now.extension is extension:  # another thread may have ended LMS
                 _layers().replace()
-                _now.are_uses_followed = True
                 extension.follow_uses(True)
 
 
 @contextlib.contextmanager
 def used_by(extension: Any, module: Any) -> Iterator[None]:
     """The module's weights are used within, as by a call."""
-    if not _now.are_uses_followed:
+    if not extension.wanted_of_call(module) & extension.USES:
         yield
         return
     try:

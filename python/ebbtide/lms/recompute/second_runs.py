@@ -28,19 +28,20 @@ DRAWS = "Python's or NumPy's random numbers are drawn while it runs"
 
 def run(
     call: Call,
-    module: Any,
+    subtree: Subtree,
+    structure: Structure,
     arguments: tuple[Any, ...],
     options: dict[str, Any],
     on_second_run: Entrance,
     on_doubt: Callable[[str], None] = lambda reason: None,
-    looked_at: tuple[Subtree, Structure] | None = None,
 ) -> Any:
     """`call(module, *arguments, **options)`, whose saved tensors are dropped and made again in backward.
 
     Args:
+        subtree: of the module.
+        structure: of the arguments and options. Its tensors are taken out.
         on_second_run: makes a context manager that is entered around each second run.
         on_doubt: is told why such calls should not be recomputed from now on.
-        looked_at: the module and the arguments, where the caller has looked at them.
 
     Raises:
         RuntimeError: in backward, where an argument, a parameter or a buffer was changed in place after the call.
@@ -48,7 +49,6 @@ def run(
     """
     from torch.utils.checkpoint import checkpoint
 
-    subtree, structure = looked_at or (Subtree(module), Structure(arguments, options, module))
     tensors, structure.tensors = structure.tensors, []
     repeated = _RepeatedCall(call, subtree, structure, on_second_run, on_doubt)
     repeated.original = arguments, options
