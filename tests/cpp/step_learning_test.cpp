@@ -144,6 +144,19 @@ TEST(StepLearning, EachChoiceIsMeasuredInTwoStepsAndTheFastestStays) {
   }
 }
 
+TEST(StepLearning, WhereStepsWaitForOtherRanksTheBestForecastStays) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  StepRules rules = mixed(record, 50);
+  rules.are_compared = false;
+  CheckedFollower checked;
+  play(checked, record, rules);
+  const size_t some = checked.follower.latest_choice()->recomputed.size();
+  for (int step = 0; step < 8; ++step)
+    EXPECT_EQ(play(checked, record, rules, {.measured_seconds = 0.2}).recomputed, some);
+  checked.saved({.key = record.storages[0].key, .size_bytes = record.storages[0].size_bytes}, 0, 0);
+  EXPECT_FALSE(checked.follower.wants_times());
+}
+
 TEST(StepLearning, ADisturbedStepTeachesNothing) {
   const StepRecord record = transformer_step(1280, 12 * 1024);
   StepRules rules = mixed(record, 50), disturbed = rules;

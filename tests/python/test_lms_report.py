@@ -91,6 +91,19 @@ def test_the_choices_that_steps_decided_between(lms, needed, monkeypatch):
     assert found["steps of another choice"] == "not measured, forecast 0.125 s, 3.0 MiB evicted, 1 call recomputed"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_choices_are_measured_unless_steps_wait_for_other_ranks(lms, extension, needed, monkeypatch, ranks):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    with lms.enable(limit=int(0.6 * needed), min_size=SMALL, recompute="auto"):
+        extension.assume_rate(SLOW)
+        train(14)
+        step = sys.modules["ebbtide.lms.report"]._latest_step()
+    measured = [is_current for _, measured_seconds, is_current in step.choices if measured_seconds]
+    assert len(step.choices) > 1
+    assert measured == [True] if ranks > 1 else len(measured) == len(step.choices)
+
+
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_picture_of_a_step(lms, needed, tmp_path, ending, begins):
     pytest.importorskip("matplotlib")

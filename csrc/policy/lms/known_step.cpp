@@ -215,7 +215,8 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     choose(rules, are_other);
     return true;
   }
-  const bool is_new = is_lesson && (is_as_large ? rules.is_timed && take_next_choice() : settle());
+  const bool tell_times = is_as_large && rules.are_compared;
+  const bool is_new = is_lesson && (tell_times ? rules.is_timed && take_next_choice() : settle());
   TriedChoice& next = choices_[current_];
   const bool has_other_limit =
       limits_.limit_bytes != rules.limits.limit_bytes || limits_.has_pages != rules.limits.has_pages;
@@ -277,8 +278,8 @@ bool KnownStep::makes_room(const StepRules& rules) {
   return false;
 }
 
-// Where steps are not alike, times tell nothing, and the choice with the best forecast stays. Returns whether it is
-// another one.
+// Where steps are not alike, or wait for other ranks, times tell nothing, and the choice with the best forecast stays.
+// Returns whether it is another one.
 bool KnownStep::settle() { return !std::exchange(is_settled_, true) && std::exchange(current_, 0) != 0; }
 
 }  // namespace ebbtide::policy

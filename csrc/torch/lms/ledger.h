@@ -122,6 +122,8 @@ class Ledger {
   // the fastest one.
   void set_rules(bool may_recompute, bool may_evict, bool may_rest, bool are_new,
                  std::shared_ptr<const policy::ForcedChoice> forced);
+  // Whether steps wait for those of other processes, whose choices may be others.
+  void set_ranks(bool has_ranks);
   bool is_resting() const { return rest_.is_on(); }
   // What plans take for the speed of the bus, both ways; 0: what copies show.
   void assume_rate(double bytes_per_second);
@@ -262,6 +264,7 @@ class Ledger {
   std::shared_ptr<const policy::ForcedChoice> forced_;
   policy::Rest rest_;
   bool may_rest_ = true;
+  bool has_ranks_ = false;
   double assumed_rate_ = 0;
   std::vector<Transit> retired_;  // whose copies may still be under way, and whose bytes nobody wants
   uint64_t last_number_ = 0;

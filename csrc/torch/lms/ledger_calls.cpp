@@ -159,6 +159,11 @@ void Ledger::set_rules(bool may_recompute, bool may_evict, bool may_rest, bool a
   forget_rest();
 }
 
+void Ledger::set_ranks(bool has_ranks) {
+  const Lock lock(mutex_);
+  has_ranks_ = has_ranks;
+}
+
 void Ledger::disturb_step() {
   const Lock lock(mutex_);
   for (auto& [device, steps] : steps_) steps.was_disturbed = true;

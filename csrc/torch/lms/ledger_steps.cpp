@@ -172,6 +172,7 @@ policy::StepRules Ledger::rules_for(c10::Device device, const Steps& steps) cons
           .may_recompute = may_recompute_,
           .forced = forced_,
           .is_timed = steps.marks.size() > 1,
+          .are_compared = !has_ranks_,
           .was_disturbed = steps.was_disturbed,
           .has_flushed = steps.has_flushed && steps_.size() == 1};  // torch gives back what it has on all devices
 }

@@ -332,6 +332,9 @@ void add_calls(py::module_& module) {
       "assume_rate", [=](double bytes_per_second) { ledger().assume_rate(bytes_per_second); },
       py::arg("bytes_per_second"), "For tests.");
   module.def("choose_again", [=] { ledger().choose_again(); });
+  module.def(
+      "set_ranks", [=](bool has_ranks) { ledger().set_ranks(has_ranks); }, py::arg("has_ranks"),
+      "Whether steps wait for those of other processes, whose choices may be others.");
   module.def("disturb_step", [=] { ledger().disturb_step(); }, "The time of this step says nothing of its plan.");
 }
 

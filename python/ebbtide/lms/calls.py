@@ -84,6 +84,13 @@ def install(extension: Any, trim: Callable[[], None]) -> None:
     _now.calls.replace()
 
 
+def _has_ranks() -> bool:
+    import torch
+
+    processes = torch.distributed
+    return processes.is_available() and processes.is_initialized() and processes.get_world_size() > 1
+
+
 def _layer_classes() -> frozenset[type]:
     from torch.nn import modules
 
@@ -229,6 +236,7 @@ class Blocks:
             told: the flags of the extension's CallScope.
         """
         if told & self._extension.NEW_CHOICE:
+            self._extension.set_ranks(_has_ranks())
             self._check_choice()
             self._check_plan()
         if told & self._extension.RECOMPUTE and self._number_of(module) not in self._refused and may_decide():
