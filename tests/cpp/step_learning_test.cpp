@@ -178,6 +178,17 @@ TEST(StepLearning, ADisturbedStepTeachesNothing) {
   EXPECT_EQ(play(checked, record, rules).recomputed, all);
 }
 
+TEST(StepLearning, AFirstStepThatIsDisturbedIsNotRecorded) {
+  const StepRecord record = transformer_step(1280, 12 * 1024);
+  StepRules rules = mixed(record, 50), disturbed = rules;
+  disturbed.was_disturbed = true;
+  CheckedFollower checked;
+  play(checked, with_base(record, static_cast<int64_t>(part_of_peak(record, 40))), disturbed);
+  EXPECT_EQ(checked.follower.plans_made(), 0u);
+  play(checked, record, rules);
+  EXPECT_EQ(checked.follower.plans_made(), 1u);
+}
+
 TEST(StepLearning, TheTimesOfASlowFirstStepAreCorrected) {
   // Kernels are loaded and chosen in the first step: it takes ten times as long, so that copies seem to cost nothing.
   for (const uint64_t percent : {85, 70, 50}) {

@@ -56,6 +56,51 @@ def test_states_on_the_host_pass_through_in_steps(trial, options):
     """)
 
 
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}])
+def test_updates_beside_a_backward(trial, options):
+    """Weights are read right after it. A backward that fails leaves each updated as a whole, or not at all."""
+    trial(f"""
+        from ebbtide import torch_extension
+        from ebbtide.lms import optimizer_states
+        optimizer_states._bring_states_back = lambda *_: None
+
+        def run(is_in_backward, fails_at=None):
+            model = make_model(12, 4096)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-4, **{options})
+            if is_in_backward:
+                lms.step_in_backward(optimizer)
+            read = []
+            for step in range(6):
+                loss = model(torch.randn(512, 4096, device="cuda")).pow(2).mean()
+                if step == fails_at:
+                    next(model.parameters()).register_hook(lambda gradient: 1 / 0)
+                    try:
+                        loss.backward()
+                    except ZeroDivisionError:
+                        return read + [[each.detach().clone() for each in model.parameters()]]
+                loss.backward()
+                if not is_in_backward:
+                    optimizer.step()
+                read.append([each.detach().clone() for each in model.parameters()])
+                if is_in_backward:
+                    optimizer.step()
+                    torch_extension.load("_lms").send_states_away(2**62)
+                optimizer.zero_grad()
+            return read
+
+        plain = run(False)
+        with lms.enable(limit="64GiB", min_size=SMALL):
+            found = run(True)
+            streamed = lms.stats()["streamed_bytes"]
+            assert streamed >= 4 * 12 * 2 * 4 * 4096**2, streamed
+            assert all(torch.equal(*pair) for step in zip(found, plain) for pair in zip(*step))
+            *_, before, partly = run(True, fails_at=4)
+        updated = [torch.equal(*pair) for pair in zip(partly, plain[4])]
+        assert any(updated) and not all(updated), updated
+        assert all(is_updated or torch.equal(*pair) for is_updated, *pair in zip(updated, partly, before))
+    """)
+
+
 def test_states_that_were_loaded_and_a_checkpoint(trial):
     trial("""
         import copy, io

@@ -73,7 +73,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def enter(self, stream):
-        before, self.current = self.current, stream
+        before, self.current = self.current, stream or self.current
         yield
         self.current = before
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from ebbtide import _core  # noqa: E402
 from ebbtide.lms import optimizer_states  # noqa: E402
-from ebbtide.lms.streaming import optimizer_step  # noqa: E402
+from ebbtide.lms.streaming import optimizer_step, step_copies  # noqa: E402
 from lms_model import MIB, SMALL, computed_once  # noqa: E402
 from lms_states import TAG, Interrupts, Training, content, extension  # noqa: E402
 
@@ -263,7 +263,7 @@ def test_without_room_for_slots_the_step_reads_over_the_bus(states_stay_away, mo
         raise torch.OutOfMemoryError("planted")
 
     plain = steps_without(torch.optim.AdamW)
-    monkeypatch.setattr(optimizer_step, "make_lanes", refuse)
+    monkeypatch.setattr(step_copies, "make_lanes", refuse)
     losses, result, numbers = steps_in_pieces(states_stay_away, torch.optim.AdamW)
     assert (losses, result) == plain
     assert numbers["streamed_bytes"] == 0 and numbers["slow_reads"] == 3

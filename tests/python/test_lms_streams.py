@@ -1,13 +1,16 @@
 """The order of copies and kernels of a step in pieces, on a model of CUDA's streams."""
 
 import random
+import weakref
+from collections import defaultdict
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cuda_streams import Cuda, Stream  # noqa: E402
-from ebbtide.lms.streaming import host_ranges, optimizer_step, step_copies  # noqa: E402
+from ebbtide.lms.streaming import beside, host_ranges, optimizer_step, step_copies  # noqa: E402
+from ebbtide.lms.streaming.step_copies import _CudaLanes  # noqa: E402
 
 
 class Device:
@@ -51,7 +54,7 @@ def step_on(cuda, monkeypatch):
 
 def is_right(seed, monkeypatch):
     chooser = random.Random(seed)
-    monkeypatch.setattr(optimizer_step, "make_lanes", step_copies._CudaLanes)
+    monkeypatch.setattr(step_copies, "make_lanes", _CudaLanes)
     plain = train(lambda optimizer: optimizer.step())
     cuda = Cuda(monkeypatch, chooser)
     found = train(step_on(cuda, monkeypatch))
@@ -66,7 +69,7 @@ def test_any_order_that_the_streams_allow_is_right(seed, monkeypatch):
 
 @pytest.mark.parametrize("forgotten", ["arrival", "departure", "slot"])
 def test_a_wait_that_is_missing_shows(forgotten, monkeypatch):
-    lanes = step_copies._CudaLanes
+    lanes = _CudaLanes
     if forgotten == "arrival":
         monkeypatch.setattr(lanes, "await_copy_in", lambda *_: None)
     number = {"arrival": None, "slot": 1, "departure": 2}[forgotten]  # the streams for copies in, and out
@@ -78,3 +81,102 @@ def test_a_wait_that_is_missing_shows(forgotten, monkeypatch):
 
     monkeypatch.setattr(Stream, "wait_event", forget)
     assert not all(is_right(seed, monkeypatch) for seed in range(10))
+
+
+# --- updates beside a backward ---
+
+
+def use_again(stream, tensor):
+    """Once the tensor is gone, the stream overwrites its memory."""
+    weakref.finalize(tensor, stream.run, tensor.detach().fill_, 77)
+
+
+def backward_beside(cuda, monkeypatch, read):
+    """Updates each parameter as its gradient is there, which the main stream computes. It reads them after that."""
+    plain = torch.optim.SGD.step
+
+    def make_lanes(*arguments):
+        lanes = _CudaLanes(*arguments)
+        for slot in lanes.slots:
+            use_again(arguments[2], slot)
+        return lanes
+
+    def queue(part):
+        """With the gradients of now: those of whole parameters are gone when it runs."""
+        (group,) = part.param_groups
+        states, seen = defaultdict(dict), []
+        for parameter in group["params"]:
+            seen.append(parameter.detach())
+            seen[-1].grad, states[seen[-1]] = parameter.grad.detach(), part.state[parameter]
+        cuda.current.run(plain, optimizer_step.view_of(part, group, seen, states))
+
+    def update(optimizer, group, parameter, ranges):
+        view = optimizer_step.view_of(optimizer, group, [parameter], optimizer.state)
+        assert optimizer_step.run(queue, view, Device(), ranges)
+
+    def step(optimizer):
+        if not optimizer.state:
+            plain(optimizer)
+            return
+        (group,) = optimizer.param_groups
+        updates = beside.Beside()
+        for number, parameter in enumerate(group["params"]):
+            for _ in range(40):  # it is behind
+                cuda.main.run(int)
+            of_main = torch.empty_like(parameter)
+            cuda.main.run(of_main.detach().copy_, parameter.grad)
+            parameter.grad = of_main
+            use_again(cuda.main, of_main)
+            state = optimizer.state[parameter]["momentum_buffer"]
+            hosted = [state, of_main] if number % 2 else [state]  # some gradients, too
+            ranges = host_ranges.HostRanges(sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in hosted))
+            updates.run(
+                [of_main], lambda parameter=parameter, ranges=ranges: update(optimizer, group, parameter, ranges)
+            )
+            del of_main
+            parameter.grad = None
+        updates.close()
+        for parameter in group["params"]:  # as the next forward reads
+            copy = torch.empty_like(parameter)
+            cuda.main.run(copy.copy_, parameter.detach())
+            read.append(copy)
+        Stream.drain()
+
+    monkeypatch.setattr(step_copies, "make_lanes", make_lanes)
+    monkeypatch.setattr(beside, "has_streams", lambda device: True)
+    monkeypatch.setattr(beside, "_streams", {})
+    return step
+
+
+def is_right_beside(seed, monkeypatch):
+    parameters, states = train(lambda optimizer: optimizer.step())
+    cuda, read = Cuda(monkeypatch, random.Random(seed)), []
+    found, of_pieces = train(backward_beside(cuda, monkeypatch, read))
+    pairs = [(found, parameters), (of_pieces, states), (read[-len(parameters) :], parameters)]
+    return all(all(map(torch.equal, ours, theirs)) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_updates_beside_a_backward_are_right_in_any_order(seed, monkeypatch):
+    assert is_right_beside(seed, monkeypatch)
+
+
+@pytest.mark.parametrize("forgotten", ["gradients", "copies", "memory", "end"])
+def test_a_wait_beside_a_backward_that_is_missing_shows(forgotten, monkeypatch):
+    """Ours for gradients, copies for those on the host, main for memory of gradients, and for what is computed."""
+    waits = {"wait_stream": Stream.wait_stream, "wait_event": Stream.wait_event}
+
+    def forget(name, is_it):
+        def wait(stream, other):
+            names = {each: number for number, each in enumerate(Stream.every)}  # main, ours, copies in, and out
+            if not is_it(names[stream], names.get(other)):
+                waits[name](stream, other)
+
+        monkeypatch.setattr(Stream, name, wait)
+
+    if forgotten == "memory":
+        forget("wait_event", lambda stream, _: stream == 0)
+    else:
+        missing = {"gradients": (1, 0), "copies": (2, 0), "end": (0, 1)}[forgotten]
+        forget("wait_stream", lambda stream, other: (stream, other) == missing)
+    assert not all(is_right_beside(seed, monkeypatch) for seed in range(10))

@@ -155,7 +155,7 @@ void StepFollower::end_step(const StepRules& rules) {
       }
       known_.splice(known_.begin(), known_, known);
       if (known_.front().step.is_another_program()) known_.pop_front();  // the next step is recorded
-    } else {
+    } else if (!rules.was_disturbed) {
       if (known_.size() == kMostKnownSteps) known_.pop_back();
       known_.push_front({KnownStep(std::move(record_), rules, most_useless_bytes_), step_});
       ++plans_made_;

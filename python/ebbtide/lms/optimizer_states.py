@@ -257,10 +257,11 @@ def _run_own_step(
     optimizer, *others = arguments
     closure = others[0] if others else options.get("closure")
     streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
+    in_backward = optimizer_step.is_in_backward()
     with extension.Step():
         optimizer_step.outside_compilation(_now.loaded.adopt)(optimizer, _device(), extension)
         short_before = extension.state_statistics()["step_short_bytes"]
-        if optimizer not in _now.callers:
+        if optimizer not in _now.callers and not in_backward:  # whose activations want the room
             _before_step(extension, callable(closure), streams)
         result = None
         if makes_states := _may_make_states(optimizer, callable(closure)):
@@ -272,6 +273,8 @@ def _run_own_step(
                 result = plain(optimizer, *others, **options)
             if not any(map(_has_state, optimizer.state.values())):
                 _now.stateless.add(optimizer)
+            if in_backward:
+                extension.disturb_step()  # whose demand has grown within it
         elif streams and (hosted := HostRanges.now()) is not None:
             if not optimizer_step.run(plain, optimizer, _device(), hosted):
                 extension.count_slow_read()

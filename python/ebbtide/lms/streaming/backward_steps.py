@@ -6,17 +6,25 @@ The states of one part pass over the bus while backward computes the next, and i
 import weakref
 from collections import defaultdict
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebbtide.errors import StateError
 from ebbtide.lms.streaming import optimizer_step
+from ebbtide.lms.streaming.beside import Beside
+from ebbtide.lms.streaming.host_ranges import HostRanges
 from ebbtide.lms.streaming.step_parts import are_apart
 from ebbtide.locks import locked, make_lock
+from ebbtide.saver.pools import captures
 from ebbtide.torch_support.torch_names import find
 
 _PART_BYTES = 64 << 20  # of parameters that are updated together: each part costs kernels of its own
 
 _followers: "weakref.WeakSet[StepInBackward]" = weakref.WeakSet()
+
+
+class _Running(NamedTuple):
+    on_end: weakref.ref[Any]  # gone where the backward has failed
+    beside: Beside
 
 
 class StepInBackward:
@@ -30,7 +38,7 @@ class StepInBackward:
         self._updated: set[Any] = set()  # since the last call of `optimizer.step()`
         self._waiting: dict[Any, None] = {}  # parameters with gradients, in their order
         self._waiting_bytes = 0
-        self._running: dict[int, weakref.ref[Any]] = {}  # backwards by torch's number, with their `on_end`
+        self._running: dict[int, _Running] = {}  # backwards by torch's number
         self._handles = [optimizer.register_step_post_hook(lambda *_: self._forget())]
         for parameter in _parameters_of(optimizer):
             if parameter.requires_grad:
@@ -68,7 +76,7 @@ class StepInBackward:
 
     @locked
     def _on_gradient(self, parameter: Any) -> None:
-        self._note_backward()
+        beside = self._note_backward()
         if parameter in self._updated:
             self._forget()
             raise StateError(
@@ -79,9 +87,9 @@ class StepInBackward:
             self._waiting[parameter] = None
             self._waiting_bytes += parameter.nbytes
         if self._waiting_bytes >= _PART_BYTES:
-            self._update()
+            self._update(beside)
 
-    def _note_backward(self) -> None:
+    def _note_backward(self) -> Beside:
         """Forgets what a failed one did: its gradients are the program's. torch keeps `on_end` while a backward runs,
         also while another one runs inside it, and drops it without a call if the backward fails.
         """
@@ -89,22 +97,27 @@ class StepInBackward:
 
         backward = find("_C._current_graph_task_id")()
         if backward in self._running:
-            return
-        if failed := [number for number, on_end in self._running.items() if on_end() is None]:
+            return self._running[backward].beside
+        if failed := [number for number, each in self._running.items() if each.on_end() is None]:
             self._forget()
             self._running = {number: self._running[number] for number in self._running.keys() - failed}
         # `zero_grad` may have taken some.
         self._waiting = {each: None for each in self._waiting if each.grad is not None}
         self._waiting_bytes = sum(each.nbytes for each in self._waiting)
 
+        beside = Beside()
+
         def on_end() -> None:
             with self._lock:
                 self._running.pop(backward, None)
+                beside.close()
 
-        self._running[backward] = weakref.ref(on_end)
+        # Where the backward has failed, the reference calls it.
+        self._running[backward] = _Running(weakref.ref(on_end, lambda _: beside.close()), beside)
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
+        return beside
 
-    def _update(self) -> None:
+    def _update(self, beside: Beside) -> None:
         waiting = [*self._waiting]
         self._waiting, self._waiting_bytes = {}, 0
         optimizer = self._optimizer()
@@ -113,12 +126,21 @@ class StepInBackward:
         # Groups may have come and gone. A parameter that belongs to none any more keeps its gradient.
         ours = {each for each in waiting if each.grad is not None}
         groups = [(group, [each for each in group["params"] if each in ours]) for group in optimizer.param_groups]
-        _step(optimizer, [{**group, "params": parameters} for group, parameters in groups if parameters])
-        for parameter in [each for _, parameters in groups for each in parameters]:
+        parts = [{**group, "params": parameters} for group, parameters in groups if parameters]
+        parameters = [each for group in parts for each in group["params"]]
+        lacks_states = not all(optimizer.state.get(each) for each in parameters)
+        if lacks_states or captures.is_capturing() or not HostRanges.are_any():
+            _step(optimizer, parts, lacks_states)
+        else:
+            beside.run([each.grad for each in parameters], lambda: _step(optimizer, parts, lacks_states))
+        for parameter in parameters:
             self._updated.add(parameter)
             parameter.grad = None
 
+    @locked
     def _forget(self) -> None:
+        for _, beside in self._running.values():
+            beside.close()
         self._updated.clear()
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -128,14 +150,14 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _step(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+def _step(optimizer: Any, groups: list[dict[str, Any]], lacks_states: bool) -> None:
     """Of these groups alone, without hooks around it: those are for the program's own call of `step`."""
     import torch
 
     all_groups, states = optimizer.param_groups, optimizer.state
-    parameters = [each for group in groups for each in group["params"]]
     optimizer.param_groups = groups
-    if not all(states.get(each) for each in parameters):  # where states are made, LMS looks at all of them
+    if lacks_states:  # LMS looks at all of them
+        parameters = [each for group in groups for each in group["params"]]
         optimizer.state = defaultdict(dict, {each: states[each] for each in parameters if each in states})
     try:
         with torch.no_grad():

@@ -14,6 +14,11 @@ class HostRanges:
         self._begins = [begin for begin, _ in ranges]
         self._ends = [end for _, end in ranges]
 
+    @staticmethod
+    def are_any() -> bool:
+        """Whether there are any now."""
+        return any(status.host_bytes for tag in (STATES, WEIGHTS, GRADIENTS) if (status := _core.query_tag(tag)))
+
     @classmethod
     def now(cls) -> "HostRanges | None":
         """None: there are none."""

@@ -8,7 +8,9 @@ That is possible for torch's own optimizers that compute each element from the s
 gradient and the states. Then a step over slices is the step over the whole, bit for bit.
 """
 
+import contextlib
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,9 +18,10 @@ from typing import Any
 from ebbtide.lms.streaming.counting import count
 from ebbtide.lms.streaming.device import Device
 from ebbtide.lms.streaming.host_ranges import HostRanges
-from ebbtide.lms.streaming.step_copies import Joined, Lanes, make_lanes
+from ebbtide.lms.streaming.step_copies import Joined, Staging
 from ebbtide.lms.streaming.step_parts import Chunk, Undivided, divide
 from ebbtide.saver.pools import captures
+from ebbtide.torch_support.torch_names import find
 
 # A slot is at most this part of the limit.
 _LIMIT_PARTS = 64
@@ -67,6 +70,11 @@ def is_possible(optimizer: Any) -> bool:
     )
 
 
+def is_in_backward() -> bool:
+    """Whether a hook of a backward has called it."""
+    return int(find("_C._current_graph_task_id")()) != -1
+
+
 def run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostRanges) -> bool:
     """Runs a step without a closure, all of whose parameters have their states.
 
@@ -81,25 +89,45 @@ def run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostR
     return outside_compilation(_run)(plain, optimizer, device, hosted)
 
 
+class _Kept(threading.local):
+    """What the steps of this thread share."""
+
+    staging: Staging | None = None
+
+
+_kept = _Kept()
+
+
+@contextlib.contextmanager
+def keeping(staging: Staging) -> Iterator[None]:
+    """Steps in here leave their copies under way: somebody else joins them."""
+    before, _kept.staging = _kept.staging, staging
+    try:
+        yield
+    finally:
+        _kept.staging = before
+
+
 def _run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostRanges) -> bool:
     import torch
 
-    slot_bytes = max(_LEAST_SLOT_BYTES, min(_MOST_SLOT_BYTES, device.allowed_bytes() // _LIMIT_PARTS))
-    step = _Step(plain, optimizer, device, slot_bytes)
-    parts = divide(optimizer, hosted, slot_bytes)
-    with torch.no_grad(), Joined(step.lanes):
-        step.run(parts)
-    count(sum(lane.copied_bytes for lane in step.lanes.values()))
-    return not step.is_short
+    kept = _kept.staging
+    staging = Staging() if kept is None else kept
+    copied_bytes = staging.copied_bytes
+    if not staging.slot_bytes:
+        most_bytes = max(_LEAST_SLOT_BYTES, device.allowed_bytes() // _LIMIT_PARTS)
+        staging.slot_bytes = min(_MOST_SLOT_BYTES, most_bytes)
+    with torch.no_grad(), Joined(staging) if kept is None else contextlib.nullcontext():
+        _Step(plain, optimizer, device, staging).run(divide(optimizer, hosted, staging.slot_bytes))
+    count(staging.copied_bytes - copied_bytes)
+    return not staging.is_short
 
 
 class _Step:
-    """One step. `lanes` is by device, as chunks come."""
+    """One step."""
 
-    def __init__(self, plain: Callable[..., Any], optimizer: Any, device: Device, slot_bytes: int) -> None:
-        self.lanes: dict[Any, Lanes] = {}
-        self.is_short = False
-        self._plain, self._optimizer, self._device, self._slot_bytes = plain, optimizer, device, slot_bytes
+    def __init__(self, plain: Callable[..., Any], optimizer: Any, device: Device, staging: Staging) -> None:
+        self._plain, self._optimizer, self._device, self._staging = plain, optimizer, device, staging
 
     def run(self, parts: Iterator[Chunk | Undivided]) -> None:
         """Each is on its way while the one before is computed."""
@@ -113,7 +141,7 @@ class _Step:
         """The next one, whose copy has begun."""
         part = next(parts, None)
         if isinstance(part, Chunk):
-            lane = self._lane_of(part.device)
+            lane = self._staging.lane_of(part.device, self._device)
             if lane is not None:
                 lane.copy_in(part)
             else:
@@ -128,7 +156,7 @@ class _Step:
             self._compute_chunk(part)
 
     def _compute_chunk(self, chunk: Chunk) -> None:
-        lane = self.lanes.get(chunk.device)
+        lane = self._staging.lane_of(chunk.device, self._device)
         if lane is not None:
             lane.await_copy_in(chunk)
         states = defaultdict(dict, {piece.parameter: piece.state for piece in chunk.pieces})
@@ -139,16 +167,6 @@ class _Step:
                 piece.keep_state()
             if lane is not None:
                 lane.copy_out(chunk)
-
-    def _lane_of(self, kind: Any) -> Lanes | None:
-        import torch
-
-        if kind not in self.lanes and not self.is_short:
-            try:
-                self.lanes[kind] = self._device.optional(lambda: make_lanes(kind, self._slot_bytes))
-            except torch.OutOfMemoryError:
-                self.is_short = True
-        return self.lanes.get(kind)
 
 
 def outside_compilation(function: Callable[..., Any]) -> Callable[..., Any]:

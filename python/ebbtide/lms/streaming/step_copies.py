@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbtide import _core
+from ebbtide.lms.streaming.device import Device
 from ebbtide.lms.streaming.step_parts import Chunk, Staged, round_up
 
 SLOTS = 3  # one is copied in, one is computed, one is copied out
@@ -17,12 +18,15 @@ def copy(to: Any, source: Any) -> None:
 class Lanes:
     """The slots of one device, and the copies in and out of them. Here: of a device whose work is done at once."""
 
-    def __init__(self, device: Any, slot_bytes: int) -> None:
+    def __init__(self, device: Any, slot_bytes: int, home: Any = None) -> None:
         import torch
 
         self.slots = [torch.empty(slot_bytes, dtype=torch.uint8, device=device) for _ in range(SLOTS)]
         self.copied_bytes = 0  # in
         self._next = 0
+
+    def follow(self, stream: Any) -> None:
+        """The next copies in come after what is queued there now."""
 
     def copy_in(self, chunk: Chunk) -> None:
         """Gives the chunk the next slot, and begins to copy it in once the slot is free."""
@@ -62,12 +66,13 @@ class Lanes:
 
 
 class _CudaLanes(Lanes):
-    """With a stream for each direction."""
+    """With a stream for each direction. Kernels are in the current stream, and the slots' memory is that of `home`."""
 
-    def __init__(self, device: Any, slot_bytes: int) -> None:
+    def __init__(self, device: Any, slot_bytes: int, home: Any = None) -> None:
         import torch
 
-        super().__init__(device, slot_bytes)
+        with torch.cuda.stream(home):
+            super().__init__(device, slot_bytes)
         self._current = torch.cuda.current_stream(device)
         self._in, self._out = streams_of(device)
         self._arrived = [torch.cuda.Event() for _ in self.slots]
@@ -75,6 +80,9 @@ class _CudaLanes(Lanes):
         self._left = [torch.cuda.Event() for _ in self.slots]
         self._in.wait_stream(self._current)
         self._in.wait_stream(self._out)  # of an earlier step that ended early
+
+    def follow(self, stream: Any) -> None:
+        self._in.wait_stream(stream)
 
     def copy_in(self, chunk: Chunk) -> None:
         import torch
@@ -102,18 +110,56 @@ class _CudaLanes(Lanes):
         self._current.wait_stream(self._out)
 
 
-class Joined(_core.Scope):
-    """Whatever ends the block, what follows it comes after all copies: so the slots can be given back."""
+class Staging:
+    """The lanes of the steps that belong together, by device, as chunks come.
 
-    def __init__(self, lanes: dict[Any, Lanes]) -> None:
-        self._lanes = lanes
+    homes: by device, the stream whose memory the slots are; if it is not the current one.
+    """
+
+    def __init__(self) -> None:
+        self.homes: dict[Any, Any] = {}
+        self.is_short = False  # there was no room for slots
+        self.slot_bytes = 0
+        self._lanes: dict[Any, Lanes] = {}
+
+    @property
+    def copied_bytes(self) -> int:
+        """In."""
+        return sum(lane.copied_bytes for lane in self._lanes.values())
+
+    def lane_of(self, kind: Any, device: Device) -> Lanes | None:
+        """None: there is no room for its slots."""
+        import torch
+
+        if kind not in self._lanes and not self.is_short:
+            try:
+                self._lanes[kind] = device.optional(lambda: make_lanes(kind, self.slot_bytes, self.homes.get(kind)))
+            except torch.OutOfMemoryError:
+                self.is_short = True
+        return self._lanes.get(kind)
+
+    def follow(self, kind: Any, stream: Any) -> None:
+        """The next copies in come after what is queued there now."""
+        if (lane := self._lanes.get(kind)) is not None:
+            lane.follow(stream)
+
+    def join(self) -> None:
+        """What is queued from now on comes after all copies: so the slots can be given back."""
+        for lane in self._lanes.values():
+            lane.join()
+
+
+class Joined(_core.Scope):
+    """Whatever ends the block, what follows it comes after all copies."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
 
     def _open(self) -> None:
         pass
 
     def _close(self) -> None:
-        for lane in self._lanes.values():
-            lane.join()
+        self._staging.join()
 
 
 def _staged_of(chunk: Chunk) -> Iterator[Staged]:
@@ -133,5 +179,6 @@ def streams_of(device: Any) -> tuple[Any, Any]:
     return _streams[device]
 
 
-def make_lanes(device: Any, slot_bytes: int) -> Lanes:
-    return _CudaLanes(device, slot_bytes) if device.type == "cuda" else Lanes(device, slot_bytes)
+def make_lanes(device: Any, slot_bytes: int, home: Any = None) -> Lanes:
+    """home: the stream whose memory the slots are; None: the current one."""
+    return (_CudaLanes if device.type == "cuda" else Lanes)(device, slot_bytes, home)
