@@ -1,11 +1,13 @@
 """What the updates inside a backward share (`step_in_backward`), and what plans make of them."""
 
+import random
 import weakref
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from ebbtide import lms as module  # noqa: E402
 from ebbtide.lms import optimizer_states  # noqa: E402
 from ebbtide.lms.streaming import backward_steps, optimizer_step, step_copies  # noqa: E402
 from lms_model import MIB, SMALL  # noqa: E402
@@ -87,3 +89,58 @@ def test_plans_know_how_much_the_states_are_that_a_backward_made(lms):
         for _ in range(6):
             training.step()
         assert (extension().planned_state_bytes() or 0) <= extension().state_host_bytes() < 12 * MIB
+
+
+def fail(gradient):
+    raise ArithmeticError
+
+
+def run_random_steps(seed, steps, before_step=lambda step: None):
+    """Some fail in backward, some end before it, some are steps of the program. Losses, and the result."""
+    chooser = random.Random(seed)
+    training = Training(depth=6)
+    layers = [layer for layer in training.model if hasattr(layer, "weight")]
+    handle, losses = module.step_in_backward(training.optimizer), []
+    for step in range(steps):
+        before_step(step)
+        kind = chooser.choice(["plain"] * 4 + ["fails", "dropped", "removed", "twice"])
+        failing = chooser.choice(layers).weight.register_hook(fail) if kind == "fails" else None
+        if kind == "removed":
+            handle.remove()
+        training.optimizer.zero_grad()
+        loss = training.forward(chooser.choice([64, 64, 256, 512]))
+        losses.append(loss.item())
+        try:
+            if kind != "dropped":
+                loss.backward(retain_graph=kind == "twice")
+                training.optimizer.step()
+            if kind == "twice":
+                loss.backward()
+                training.optimizer.step()
+        except (ArithmeticError, RuntimeError) as error:  # a weight has changed since the forward
+            assert isinstance(error, ArithmeticError) == (kind == "fails"), error
+        if failing is not None:
+            failing.remove()
+        if kind == "removed":
+            handle = module.step_in_backward(training.optimizer)
+    handle.remove()
+    return losses, training.result()
+
+
+@pytest.mark.timeout(400)
+def test_random_steps_under_random_limits(lms):
+    plain = run_random_steps(3, 80)
+    with lms.enable(limit="1GiB", min_size=SMALL):
+        assert run_random_steps(3, 80) == plain
+        needed = lms.stats()["peak_device_bytes"]
+    chooser, moved = random.Random(4), []
+
+    def change(step):
+        if step % 6 == 0:
+            lms.limit = int(needed * chooser.uniform(0.6, 1.1))
+        if chooser.random() < 0.2:
+            moved.append(extension().send_states_away(chooser.choice([MIB, 2**62])))
+
+    with lms.enable(limit=int(0.8 * needed), min_size=SMALL):
+        assert run_random_steps(3, 80, change) == plain
+        assert sum(moved) > 0 and lms.stats()["streamed_bytes"] > 0

@@ -285,7 +285,10 @@ def _run_own_step(
             if is_away and not calls_others:
                 extension.count_slow_read()
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
-        _after_step(extension, makes_states)
+        if makes_states:
+            _trim()
+        if not in_backward:
+            _send_states_away(extension)
     weights.release_gone()
     return result
 
@@ -327,9 +330,7 @@ def _leaving(extension: Any) -> int:
     return max(planned, shortage.between_steps)
 
 
-def _after_step(extension: Any, made_states: bool) -> None:
-    if made_states:
-        _trim()
+def _send_states_away(extension: Any) -> None:
     if (wanted := _leaving(extension) - extension.state_host_bytes()) > 0:
         extension.send_states_away(wanted)
 
