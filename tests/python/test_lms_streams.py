@@ -1,5 +1,6 @@
 """The order of copies and kernels of a step in pieces, on a model of CUDA's streams."""
 
+import functools
 import random
 import weakref
 from collections import defaultdict
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cuda_streams import Cuda, Stream  # noqa: E402
-from ebbtide.lms.streaming import beside, host_ranges, optimizer_step, step_copies  # noqa: E402
+from ebbtide.lms.streaming import backward_updates, host_ranges, optimizer_step, step_copies  # noqa: E402
 from ebbtide.lms.streaming.step_copies import _CudaLanes  # noqa: E402
 
 
@@ -91,14 +92,36 @@ def use_again(stream, tensor):
     weakref.finalize(tensor, stream.run, tensor.detach().fill_, 77)
 
 
-def backward_beside(cuda, monkeypatch, read):
+def leave_for(make, home, evicted):
+    """Something leaves for each tensor that this makes, which gets its memory: as csrc/torch/lms/ledger_moves.cpp has
+    it, after what its stream has queued, and that stream waits for the copy.
+    """
+    plain, departures = torch.empty, Stream()
+
+    def empty(*arguments, **options):
+        block = plain(*arguments, **options).fill_(5)
+        copy = torch.zeros_like(block)
+        departures.wait_stream(home)
+        departures.run(copy.copy_, block.detach())
+        home.wait_stream(departures)
+        evicted.append(copy)
+        return block
+
+    torch.empty = empty
+    try:
+        return make()
+    finally:
+        torch.empty = plain
+
+
+def backward_beside(cuda, monkeypatch, read, evicted):
     """Updates each parameter as its gradient is there, which the main stream computes. It reads them after that."""
     plain = torch.optim.SGD.step
 
-    def make_lanes(*arguments):
-        lanes = _CudaLanes(*arguments)
+    def make_lanes(kind, slot_bytes, home):
+        lanes = leave_for(lambda: _CudaLanes(kind, slot_bytes, home), home, evicted)
         for slot in lanes.slots:
-            use_again(arguments[2], slot)
+            use_again(home, slot)
         return lanes
 
     def queue(part):
@@ -110,16 +133,17 @@ def backward_beside(cuda, monkeypatch, read):
             seen[-1].grad, states[seen[-1]] = parameter.grad.detach(), part.state[parameter]
         cuda.current.run(plain, optimizer_step.view_of(part, group, seen, states))
 
-    def update(optimizer, group, parameter, ranges):
+    def update(optimizer, group, parameter, ranges, staging):
         view = optimizer_step.view_of(optimizer, group, [parameter], optimizer.state)
-        assert optimizer_step.run(queue, view, Device(), ranges)
+        with optimizer_step.Part(staging):
+            assert optimizer_step.run(queue, view, Device(), ranges)
 
     def step(optimizer):
         if not optimizer.state:
             plain(optimizer)
             return
         (group,) = optimizer.param_groups
-        updates = beside.Beside()
+        updates = backward_updates.BackwardUpdates()
         for number, parameter in enumerate(group["params"]):
             for _ in range(40):  # it is behind
                 cuda.main.run(int)
@@ -130,9 +154,7 @@ def backward_beside(cuda, monkeypatch, read):
             state = optimizer.state[parameter]["momentum_buffer"]
             hosted = [state, of_main] if number % 2 else [state]  # some gradients, too
             ranges = host_ranges.HostRanges(sorted((each.data_ptr(), each.data_ptr() + each.nbytes) for each in hosted))
-            updates.run(
-                [of_main], lambda parameter=parameter, ranges=ranges: update(optimizer, group, parameter, ranges)
-            )
+            updates.run([(of_main, cuda.main)], functools.partial(update, optimizer, group, parameter, ranges))
             del of_main
             parameter.grad = None
         updates.close()
@@ -143,15 +165,16 @@ def backward_beside(cuda, monkeypatch, read):
         Stream.drain()
 
     monkeypatch.setattr(step_copies, "make_lanes", make_lanes)
-    monkeypatch.setattr(beside, "has_streams", lambda device: True)
-    monkeypatch.setattr(beside, "_streams", {})
     return step
 
 
 def is_right_beside(seed, monkeypatch):
     parameters, states = train(lambda optimizer: optimizer.step())
-    cuda, read = Cuda(monkeypatch, random.Random(seed)), []
-    found, of_pieces = train(backward_beside(cuda, monkeypatch, read))
+    cuda, read, evicted = Cuda(monkeypatch, random.Random(seed)), [], []
+    found, of_pieces = train(backward_beside(cuda, monkeypatch, read, evicted))
+    assert evicted
+    if not all((copy == 5).all() for copy in evicted):
+        return False
     pairs = [(found, parameters), (of_pieces, states), (read[-len(parameters) :], parameters)]
     return all(all(map(torch.equal, ours, theirs)) for ours, theirs in pairs)
 
@@ -161,14 +184,14 @@ def test_updates_beside_a_backward_are_right_in_any_order(seed, monkeypatch):
     assert is_right_beside(seed, monkeypatch)
 
 
-@pytest.mark.parametrize("forgotten", ["gradients", "copies", "memory", "end"])
+@pytest.mark.parametrize("forgotten", ["gradients", "copies", "memory", "end", "out"])
 def test_a_wait_beside_a_backward_that_is_missing_shows(forgotten, monkeypatch):
     """Ours for gradients, copies for those on the host, main for memory of gradients, and for what is computed."""
     waits = {"wait_stream": Stream.wait_stream, "wait_event": Stream.wait_event}
 
     def forget(name, is_it):
         def wait(stream, other):
-            names = {each: number for number, each in enumerate(Stream.every)}  # main, ours, copies in, and out
+            names = {each: number for number, each in enumerate(Stream.every)}  # main, copies in, and out, ours
             if not is_it(names[stream], names.get(other)):
                 waits[name](stream, other)
 
@@ -177,6 +200,6 @@ def test_a_wait_beside_a_backward_that_is_missing_shows(forgotten, monkeypatch):
     if forgotten == "memory":
         forget("wait_event", lambda stream, _: stream == 0)
     else:
-        missing = {"gradients": (1, 0), "copies": (2, 0), "end": (0, 1)}[forgotten]
+        missing = {"gradients": (3, 0), "copies": (1, 0), "end": (0, 3), "out": (3, 2)}[forgotten]
         forget("wait_stream", lambda stream, other: (stream, other) == missing)
     assert not all(is_right_beside(seed, monkeypatch) for seed in range(10))

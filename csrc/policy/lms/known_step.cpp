@@ -215,8 +215,8 @@ bool KnownStep::note(StepRecord step, const MatchedEvents& matched, const Shorta
     choose(rules, are_other);
     return true;
   }
-  const bool tell_times = is_as_large && rules.are_compared;
-  const bool is_new = is_lesson && (tell_times ? rules.is_timed && take_next_choice() : settle());
+  const bool is_compared = is_as_large && rules.are_compared;
+  const bool is_new = is_lesson && (is_compared ? rules.is_timed && take_next_choice() : settle());
   TriedChoice& next = choices_[current_];
   const bool has_other_limit =
       limits_.limit_bytes != rules.limits.limit_bytes || limits_.has_pages != rules.limits.has_pages;

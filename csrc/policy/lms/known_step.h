@@ -23,7 +23,7 @@ struct StepRules {
   std::shared_ptr<const ForcedChoice> forced;  // null: the fastest choice is looked for
   bool is_timed = true;                        // the times of the step that ends are those of the device
   bool are_compared = true;    // the steps' times tell which choice is better: other ranks' choices don't slow them
-  bool was_disturbed = false;  // it did more than others like it, so that its time says nothing of its plan
+  bool was_disturbed = false;  // it did more than others like it, and teaches nothing
   bool has_flushed = false;    // torch gave back its cache in it
   bool had_update = true;      // an optimizer has stepped after it: there may be no gradients now
   uint64_t demand_bytes = 0;   // now, after the step and before the next one

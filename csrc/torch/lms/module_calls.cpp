@@ -335,7 +335,7 @@ void add_calls(py::module_& module) {
   module.def(
       "set_ranks", [=](bool has_ranks) { ledger().set_ranks(has_ranks); }, py::arg("has_ranks"),
       "Whether steps wait for those of other processes, whose choices may be others.");
-  module.def("disturb_step", [=] { ledger().disturb_step(); }, "The time of this step says nothing of its plan.");
+  module.def("disturb_step", [=] { ledger().disturb_step(); }, "This step teaches nothing.");
 }
 
 }  // namespace ebbtide::lms

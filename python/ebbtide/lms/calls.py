@@ -25,6 +25,7 @@ from ebbtide.lms.recompute.objections import call_objection, may_decide, module_
 from ebbtide.lms.recompute.second_runs import run
 from ebbtide.lms.recompute.structures import Structure, tensors_in
 from ebbtide.lms.recompute.trials import try_out
+from ebbtide.torch_support.ranks import has_ranks
 from ebbtide.torch_support.torch_names import find
 
 # They save what they are given, and hardly anything that recomputing would drop.
@@ -82,13 +83,6 @@ def install(extension: Any, trim: Callable[[], None]) -> None:
 
     _now.calls = ModuleCalls(handle)  # noted first, so that an interrupt leaves nothing that `remove` does not end
     _now.calls.replace()
-
-
-def _has_ranks() -> bool:
-    import torch
-
-    processes = torch.distributed
-    return processes.is_available() and processes.is_initialized() and processes.get_world_size() > 1
 
 
 def _layer_classes() -> frozenset[type]:
@@ -236,7 +230,7 @@ class Blocks:
             told: the flags of the extension's CallScope.
         """
         if told & self._extension.NEW_CHOICE:
-            self._extension.set_ranks(_has_ranks())
+            self._extension.set_ranks(has_ranks())
             self._check_choice()
             self._check_plan()
         if told & self._extension.RECOMPUTE and self._number_of(module) not in self._refused and may_decide():

@@ -257,11 +257,11 @@ def _run_own_step(
     optimizer, *others = arguments
     closure = others[0] if others else options.get("closure")
     streams = can_stream and not callable(closure) and optimizer_step.is_possible(optimizer)
-    in_backward = optimizer_step.is_in_backward()
+    is_part = optimizer_step.is_part()
     with extension.Step():
         optimizer_step.outside_compilation(_now.loaded.adopt)(optimizer, _device(), extension)
         short_before = extension.state_statistics()["step_short_bytes"]
-        if optimizer not in _now.callers and not in_backward:  # whose activations want the room
+        if optimizer not in _now.callers and not is_part:
             _before_step(extension, callable(closure), streams)
         result = None
         if makes_states := _may_make_states(optimizer, callable(closure)):
@@ -273,7 +273,7 @@ def _run_own_step(
                 result = plain(optimizer, *others, **options)
             if not any(map(_has_state, optimizer.state.values())):
                 _now.stateless.add(optimizer)
-            if in_backward:
+            if optimizer_step.is_in_backward():
                 extension.disturb_step()  # whose demand has grown within it
         elif streams and (hosted := HostRanges.now()) is not None:
             if not optimizer_step.run(plain, optimizer, _device(), hosted):
@@ -287,7 +287,7 @@ def _run_own_step(
         _now.shortage.in_steps += extension.state_statistics()["step_short_bytes"] - short_before
         if makes_states:
             _trim()
-        if not in_backward:
+        if not is_part:
             _send_states_away(extension)
     weights.release_gone()
     return result

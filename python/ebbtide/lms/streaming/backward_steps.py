@@ -1,6 +1,6 @@
 """Steps of an optimizer inside backward: each parameter is updated as soon as its gradient is there.
 
-The states of one part pass over the bus while backward computes the next, and its gradients are freed at once.
+The states of one part pass over the bus while backward computes the next parts, and its gradients are freed soon.
 """
 
 import weakref
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from ebbtide.errors import StateError
 from ebbtide.lms.streaming import optimizer_step
-from ebbtide.lms.streaming.beside import Beside
+from ebbtide.lms.streaming.backward_updates import BackwardUpdates
 from ebbtide.lms.streaming.host_ranges import HostRanges
-from ebbtide.lms.streaming.step_parts import are_apart
+from ebbtide.lms.streaming.step_copies import Staging, current_stream
+from ebbtide.lms.streaming.step_parts import are_apart, has_states
 from ebbtide.locks import locked, make_lock
-from ebbtide.saver.pools import captures
+from ebbtide.saver.pools import backends, captures
+from ebbtide.torch_support.ranks import has_ranks
 from ebbtide.torch_support.torch_names import find
 
 _PART_BYTES = 64 << 20  # of parameters that are updated together: each part costs kernels of its own
@@ -22,9 +24,18 @@ _PART_BYTES = 64 << 20  # of parameters that are updated together: each part cos
 _followers: "weakref.WeakSet[StepInBackward]" = weakref.WeakSet()
 
 
-class _Running(NamedTuple):
-    on_end: weakref.ref[Any]  # gone where the backward has failed
-    beside: Beside
+# By torch's number of a backward, for all that update in it.
+_updates: "weakref.WeakValueDictionary[int, BackwardUpdates]" = weakref.WeakValueDictionary()
+_lock = make_lock()
+
+
+class _Backward(NamedTuple):
+    """on_end is gone where it has failed. It may go in a thread of autograd, a moment after the program has the error:
+    until then the program may read what is being updated.
+    """
+
+    on_end: weakref.ref[Any]
+    updates: BackwardUpdates
 
 
 class StepInBackward:
@@ -36,9 +47,10 @@ class StepInBackward:
         self._optimizer = weakref.ref(optimizer)
         self._lock = make_lock()  # autograd has a thread for each device
         self._updated: set[Any] = set()  # since the last call of `optimizer.step()`
-        self._waiting: dict[Any, None] = {}  # parameters with gradients, in their order
+        # Parameters with gradients, in their order, and the stream that made each.
+        self._waiting: dict[Any, Any] = {}
         self._waiting_bytes = 0
-        self._running: dict[int, _Running] = {}  # backwards by torch's number
+        self._running: dict[int, _Backward] = {}  # by torch's number
         self._handles = [optimizer.register_step_post_hook(lambda *_: self._forget())]
         for parameter in _parameters_of(optimizer):
             if parameter.requires_grad:
@@ -76,7 +88,7 @@ class StepInBackward:
 
     @locked
     def _on_gradient(self, parameter: Any) -> None:
-        beside = self._note_backward()
+        updates = self._note_backward()
         if parameter in self._updated:
             self._forget()
             raise StateError(
@@ -84,12 +96,12 @@ class StepInBackward:
                 "optimizer.step(): call that after each backward. It can't accumulate gradients"
             )
         if parameter not in self._waiting:
-            self._waiting[parameter] = None
             self._waiting_bytes += parameter.nbytes
+        self._waiting[parameter] = current_stream(parameter.device)
         if self._waiting_bytes >= _PART_BYTES:
-            self._update(beside)
+            self._update(updates)
 
-    def _note_backward(self) -> Beside:
+    def _note_backward(self) -> BackwardUpdates:
         """Forgets what a failed one did: its gradients are the program's. torch keeps `on_end` while a backward runs,
         also while another one runs inside it, and drops it without a call if the backward fails.
         """
@@ -97,29 +109,28 @@ class StepInBackward:
 
         backward = find("_C._current_graph_task_id")()
         if backward in self._running:
-            return self._running[backward].beside
+            return self._running[backward].updates
         if failed := [number for number, each in self._running.items() if each.on_end() is None]:
             self._forget()
             self._running = {number: self._running[number] for number in self._running.keys() - failed}
         # `zero_grad` may have taken some.
-        self._waiting = {each: None for each in self._waiting if each.grad is not None}
+        self._waiting = {each: stream for each, stream in self._waiting.items() if each.grad is not None}
         self._waiting_bytes = sum(each.nbytes for each in self._waiting)
 
-        beside = Beside()
+        updates = _updates_of(backward)
 
         def on_end() -> None:
             with self._lock:
+                updates.close()
                 self._running.pop(backward, None)
-                beside.close()
 
         # Where the backward has failed, the reference calls it.
-        self._running[backward] = _Running(weakref.ref(on_end, lambda _: beside.close()), beside)
+        self._running[backward] = _Backward(weakref.ref(on_end, lambda _: updates.close()), updates)
         torch.autograd.Variable._execution_engine.queue_callback(on_end)
-        return beside
+        return updates
 
-    def _update(self, beside: Beside) -> None:
-        waiting = [*self._waiting]
-        self._waiting, self._waiting_bytes = {}, 0
+    def _update(self, updates: BackwardUpdates) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
         optimizer = self._optimizer()
         if optimizer is None:
             return
@@ -127,20 +138,19 @@ class StepInBackward:
         ours = {each for each in waiting if each.grad is not None}
         groups = [(group, [each for each in group["params"] if each in ours]) for group in optimizer.param_groups]
         parts = [{**group, "params": parameters} for group, parameters in groups if parameters]
-        parameters = [each for group in parts for each in group["params"]]
-        lacks_states = not all(optimizer.state.get(each) for each in parameters)
-        if lacks_states or captures.is_capturing() or not HostRanges.are_any():
-            _step(optimizer, parts, lacks_states)
+        if _may_be_late(optimizer, parts):
+            gradients = [(each.grad, waiting[each]) for group in parts for each in group["params"]]
+            updates.run(gradients, lambda staging: _step(optimizer, parts, staging))
         else:
-            beside.run([each.grad for each in parameters], lambda: _step(optimizer, parts, lacks_states))
-        for parameter in parameters:
+            _step(optimizer, parts)
+        for parameter in [each for group in parts for each in group["params"]]:
             self._updated.add(parameter)
             parameter.grad = None
 
     @locked
     def _forget(self) -> None:
-        for _, beside in self._running.values():
-            beside.close()
+        for _, updates in self._running.values():
+            updates.close()
         self._updated.clear()
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -150,17 +160,35 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _step(optimizer: Any, groups: list[dict[str, Any]], lacks_states: bool) -> None:
+def _updates_of(backward: int) -> BackwardUpdates:
+    with _lock:
+        return _updates.setdefault(backward, BackwardUpdates())
+
+
+def _may_be_late(optimizer: Any, groups: list[dict[str, Any]]) -> bool:
+    """Whether there is something to copy, and no state to make, which belongs to the stream that makes it."""
+    if backends.existing_backend() is None or backends.is_forked_child():  # the core may be of no use here
+        return False
+    if captures.is_capturing() or not HostRanges.are_any():
+        return False
+    return all(_has_states(optimizer, group, each) for group in groups for each in group["params"])
+
+
+def _has_states(optimizer: Any, group: dict[str, Any], parameter: Any) -> bool:
+    return has_states(optimizer, group, optimizer.state.get(parameter, {}))
+
+
+def _step(optimizer: Any, groups: list[dict[str, Any]], staging: Staging | None = None) -> None:
     """Of these groups alone, without hooks around it: those are for the program's own call of `step`."""
     import torch
 
     all_groups, states = optimizer.param_groups, optimizer.state
+    parameters = [each for group in groups for each in group["params"]]
     optimizer.param_groups = groups
-    if lacks_states:  # LMS looks at all of them
-        parameters = [each for group in groups for each in group["params"]]
+    if not all(states.get(each) for each in parameters):  # where states are made, LMS looks at all of them
         optimizer.state = defaultdict(dict, {each: states[each] for each in parameters if each in states})
     try:
-        with torch.no_grad():
+        with torch.no_grad(), optimizer_step.Part(staging):
             optimizer_step.inner_step(type(optimizer))(optimizer)
     finally:
         states.update(optimizer.state)
@@ -177,14 +205,15 @@ def step_in_backward(optimizer: Any) -> StepInBackward:
 
         ebbtide.lms.step_in_backward(optimizer)
 
-    Large model support then has the states of one part on the bus while backward computes the next, and gradients take
-    next to no memory. The loop stays as it is: `optimizer.step()` updates what is left. Results are the same, bit for
-    bit, as with `zero_grad(set_to_none=True)`.
+    Large model support then has the states of one part on the bus while backward computes the next ones, and gradients
+    of three parts take memory at most. The loop stays as it is: `optimizer.step()` updates what is left. Results are
+    the same, bit for bit, as with `zero_grad(set_to_none=True)`.
 
     Each backward is a step for all parameters that it reaches: none can be skipped. Nothing may look at all gradients
     between backward and `optimizer.step()`, or change the optimizer's options there: no clipping, no GradScaler, no
-    accumulation over several backwards, no data parallel training. After an error in backward, parameters that were
-    updated by then stay updated.
+    accumulation over several backwards, no data parallel training. Hooks in backward may not read parameters or states
+    that it has updated, since that may still be under way. After an error in backward, parameters that were updated by
+    then stay updated.
 
     Args:
         optimizer: one of torch's own that computes each element by itself, such as AdamW or SGD.
@@ -197,8 +226,6 @@ def step_in_backward(optimizer: Any) -> StepInBackward:
             process group of several processes. Later, in backward: a parameter gets a second gradient before
             `optimizer.step()`.
     """
-    import torch
-
     if not optimizer_step.is_possible(optimizer):
         raise StateError(
             f"step_in_backward can't take {type(optimizer).__name__}: it needs one of torch's own optimizers that "
@@ -212,7 +239,6 @@ def step_in_backward(optimizer: Any) -> StepInBackward:
         )
     if any(each.holds_any(parameters) for each in _followers):
         raise StateError("step_in_backward updates these parameters already: call remove() of what it returned before")
-    processes = torch.distributed
-    if processes.is_available() and processes.is_initialized() and processes.get_world_size() > 1:
+    if has_ranks():
         raise StateError("step_in_backward would update parameters before processes have exchanged gradients")
     return StepInBackward(optimizer)

@@ -61,7 +61,7 @@ class Pass:
     def __init__(self, device: Device, place: Any, writes: Writes) -> None:
         self._device, self._place, self._writes = device, place, writes
         self._stream = torch.cuda.current_stream(place)
-        self._side, _ = streams_of(place)
+        self._side, *_ = streams_of(place)
         self._slots: list[Slot] = []  # the one that was filled longest ago first
         self._most_bytes = device.allowed_bytes() // LIMIT_PARTS
         self._slot_bytes = 0

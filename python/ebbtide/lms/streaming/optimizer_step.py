@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ebbtide import _core
 from ebbtide.lms.streaming.counting import count
 from ebbtide.lms.streaming.device import Device
 from ebbtide.lms.streaming.host_ranges import HostRanges
@@ -89,29 +90,42 @@ def run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostR
     return outside_compilation(_run)(plain, optimizer, device, hosted)
 
 
-class _Kept(threading.local):
-    """What the steps of this thread share."""
+class _Thread(threading.local):
+    """What it is in."""
 
+    is_part = False
     staging: Staging | None = None
 
 
-_kept = _Kept()
+_thread = _Thread()
 
 
-@contextlib.contextmanager
-def keeping(staging: Staging) -> Iterator[None]:
-    """Steps in here leave their copies under way: somebody else joins them."""
-    before, _kept.staging = _kept.staging, staging
-    try:
-        yield
-    finally:
-        _kept.staging = before
+class Part(_core.Scope):
+    """Steps in here are parts of one, which has an end of its own. So they move nothing for good.
+
+    staging: leave their copies under way, for somebody else to join; None: join them.
+    """
+
+    def __init__(self, staging: Staging | None) -> None:
+        self._inside = True, staging
+        self._before = _thread.is_part, _thread.staging
+
+    def _open(self) -> None:
+        _thread.is_part, _thread.staging = self._inside
+
+    def _close(self) -> None:
+        _thread.is_part, _thread.staging = self._before
+
+
+def is_part() -> bool:
+    """Whether the thread is in a `Part`."""
+    return _thread.is_part
 
 
 def _run(plain: Callable[..., Any], optimizer: Any, device: Device, hosted: HostRanges) -> bool:
     import torch
 
-    kept = _kept.staging
+    kept = _thread.staging
     staging = Staging() if kept is None else kept
     copied_bytes = staging.copied_bytes
     if not staging.slot_bytes:

@@ -74,11 +74,13 @@ class _CudaLanes(Lanes):
         with torch.cuda.stream(home):
             super().__init__(device, slot_bytes)
         self._current = torch.cuda.current_stream(device)
-        self._in, self._out = streams_of(device)
+        self._in, self._out, _ = streams_of(device)
         self._arrived = [torch.cuda.Event() for _ in self.slots]
         self._computed = torch.cuda.Event()
         self._left = [torch.cuda.Event() for _ in self.slots]
         self._in.wait_stream(self._current)
+        if home is not None:  # what left to make room for the slots is on its way in the order of that
+            self._in.wait_stream(home)
         self._in.wait_stream(self._out)  # of an earlier step that ended early
 
     def follow(self, stream: Any) -> None:
@@ -118,24 +120,33 @@ class Staging:
 
     def __init__(self) -> None:
         self.homes: dict[Any, Any] = {}
-        self.is_short = False  # there was no room for slots
         self.slot_bytes = 0
         self._lanes: dict[Any, Lanes] = {}
+        self._short: set[Any] = set()  # devices without room for slots
 
     @property
     def copied_bytes(self) -> int:
         """In."""
         return sum(lane.copied_bytes for lane in self._lanes.values())
 
+    @property
+    def is_short(self) -> bool:
+        """Whether there was no room for slots."""
+        return bool(self._short)
+
+    def forget_shortage(self) -> None:
+        """The next step asks for room again."""
+        self._short.clear()
+
     def lane_of(self, kind: Any, device: Device) -> Lanes | None:
         """None: there is no room for its slots."""
         import torch
 
-        if kind not in self._lanes and not self.is_short:
+        if kind not in self._lanes and kind not in self._short:
             try:
                 self._lanes[kind] = device.optional(lambda: make_lanes(kind, self.slot_bytes, self.homes.get(kind)))
             except torch.OutOfMemoryError:
-                self.is_short = True
+                self._short.add(kind)
         return self._lanes.get(kind)
 
     def follow(self, kind: Any, stream: Any) -> None:
@@ -167,18 +178,30 @@ def _staged_of(chunk: Chunk) -> Iterator[Staged]:
         yield from piece.staged
 
 
-_streams: dict[Any, tuple[Any, Any]] = {}  # by device: for copies in, and out
+_streams: dict[Any, tuple[Any, Any, Any]] = {}  # by device
 
 
-def streams_of(device: Any) -> tuple[Any, Any]:
-    """For copies to the device, and back."""
+def streams_of(device: Any) -> tuple[Any, Any, Any]:
+    """For copies to the device, copies back, and updates beside a backward."""
     import torch
 
     if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        _streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
     return _streams[device]
+
+
+def current_stream(device: Any) -> Any:
+    """None: its work is done at once."""
+    import torch
+
+    return torch.cuda.current_stream(device) if has_streams(device) else None
+
+
+def has_streams(device: Any) -> bool:
+    """Whether work on it is queued."""
+    return bool(device.type == "cuda")
 
 
 def make_lanes(device: Any, slot_bytes: int, home: Any = None) -> Lanes:
     """home: the stream whose memory the slots are; None: the current one."""
-    return (_CudaLanes if device.type == "cuda" else Lanes)(device, slot_bytes, home)
+    return (_CudaLanes if has_streams(device) else Lanes)(device, slot_bytes, home)

@@ -110,15 +110,12 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chun
         if not is_apart or not _is_uniform(parameters):
             yield Undivided(group, parameters)
             continue
-        # All others make every state at once, where there is none.
-        needs_momentum = type(optimizer).__name__ == "SGD" and bool(group["momentum"])
-        makes_no_state = type(optimizer).__name__ == "SGD" and not needs_momentum
         others = []
         open_chunks: dict[Any, tuple[Chunk, int]] = {}  # by device, and what they hold
         for parameter in parameters:
             state = optimizer.state.get(parameter, {})
-            has_states = _is_tensor(state.get("momentum_buffer")) if needs_momentum else state or makes_no_state
-            pieces = _divide(parameter, state, hosted, slot_bytes, changes_gradients) if has_states else None
+            is_possible = has_states(optimizer, group, state)
+            pieces = _divide(parameter, state, hosted, slot_bytes, changes_gradients) if is_possible else None
             if pieces is None:
                 others.append(parameter)
                 continue
@@ -133,6 +130,13 @@ def divide(optimizer: Any, hosted: HostRanges, slot_bytes: int) -> Iterator[Chun
             yield chunk
         if others:
             yield Undivided(group, others)
+
+
+def has_states(optimizer: Any, group: dict[str, Any], state: dict[str, Any]) -> bool:
+    """Whether a step makes no state any more for a parameter of the group that has this."""
+    if type(optimizer).__name__ != "SGD":
+        return bool(state)  # a step makes every state at once
+    return not group["momentum"] or _is_tensor(state.get("momentum_buffer"))
 
 
 def are_apart(parameters: list[Any]) -> bool:

@@ -75,6 +75,99 @@ def test_a_failed_backward_gives_the_slots_back(lms, monkeypatch, lanes_made):
         training.step()
 
 
+def test_all_optimizers_of_a_backward_share_the_slots(lms, monkeypatch, lanes_made):
+    monkeypatch.setattr(optimizer_states, "_bring_states_back", lambda *_: None)
+    with lms.enable(limit="64MiB", min_size=SMALL):
+        training = Training()
+        optimizers = [torch.optim.AdamW([each], 1e-3) for each in training.model.parameters()]
+        for optimizer in optimizers:
+            lms.step_in_backward(optimizer)
+        for step in range(3):
+            lanes_made.clear()
+            training.forward().backward()
+            assert len(lanes_made) == (step > 0)
+            for optimizer in optimizers:
+                optimizer.step()
+            extension().send_states_away(2**62)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}])
+def test_a_part_without_room_for_slots_leaves_others_theirs(lms, monkeypatch, options):
+    """Also of an optimizer that has no states: weights and gradients on the host pass through."""
+    refused, plain = [], step_copies.make_lanes
+
+    def refuse_once(*arguments):
+        if not refused:
+            refused.append(arguments)
+            raise torch.OutOfMemoryError("planted")
+        return plain(*arguments)
+
+    with lms.enable(limit="64MiB", min_size=SMALL):
+        training = Training(torch.optim.SGD, **options)
+        lms.step_in_backward(training.optimizer)
+        training.step()
+        assert extension().make_room_of_weights(0, 2**62) > 0
+        monkeypatch.setattr(step_copies, "make_lanes", refuse_once)
+        before = lms.stats()
+        training.step()
+        after = lms.stats()
+        assert len(refused) == 1 and after["slow_reads"] == before["slow_reads"] + 1
+        assert after["streamed_bytes"] > before["streamed_bytes"]
+
+
+def test_a_program_that_steps_in_its_own_hooks_gets_its_states_back(lms):
+    """Those have no other step, which would bring them."""
+    with lms.enable(limit="64MiB", min_size=SMALL):
+        training = Training()
+        optimizers = {each: torch.optim.AdamW([each], 1e-3) for each in training.model.parameters()}
+
+        def step(parameter):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        handles = [parameter.register_post_accumulate_grad_hook(step) for parameter in optimizers]
+        training.forward().backward()
+        assert extension().send_states_away(2**62) > 0
+        lms.limit = "1GiB"
+        training.forward().backward()
+        assert extension().state_host_bytes() == 0
+        for handle in handles:  # the collector does not see what they hold
+            handle.remove()
+
+
+def test_a_forked_child_steps_where_lms_was_never_on(run_python):
+    done = run_python(
+        """
+        import os
+        import torch
+        from ebbtide import lms
+        from ebbtide.lms.streaming import backward_steps
+
+        torch.set_num_threads(1)  # those of OpenMP do not live on in a child
+        backward_steps._PART_BYTES = 1 << 10
+        layer = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.AdamW(layer.parameters())
+        lms.step_in_backward(optimizer)
+
+        def train():
+            for _ in range(2):
+                layer(torch.randn(4, 64)).sum().backward()
+                assert layer.weight.grad is None
+                optimizer.step()
+
+        train()
+        if (child := os.fork()) == 0:
+            try:
+                train()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_plans_know_how_much_the_states_are_that_a_backward_made(lms):
     """They are once in what it needs, though they came while it ran."""
     with lms.enable(limit="1GiB", min_size=SMALL):
