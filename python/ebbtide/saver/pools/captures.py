@@ -14,7 +14,6 @@ capture torch's random generators allocate state that lives as long as they do.
 import contextlib
 import functools
 import os
-import sys
 import warnings
 import weakref
 from typing import Any
@@ -25,6 +24,7 @@ from ebbtide.locks import make_lock
 from ebbtide.saver.pools import ordinary_memory, region_pools, workspaces
 from ebbtide.saver.state import program
 from ebbtide.torch_support import torch_names
+from ebbtide.torch_support.ranks import has_ranks
 
 _lock = make_lock()
 _installed = False
@@ -138,12 +138,11 @@ def warn_of_registrations() -> None:
     """Warns once where NCCL would register the buffers of collectives in a capture whose memory a pause takes: a resume
     brings other physical memory to their addresses."""
     global _has_warned
-    distributed: Any = sys.modules.get("torch.distributed")
-    if _has_warned or os.environ.get("NCCL_GRAPH_REGISTER") == "0" or distributed is None:
+    if _has_warned or os.environ.get("NCCL_GRAPH_REGISTER") == "0" or not has_ranks():
         return
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() < 2:
-        return
-    if "nccl" in distributed.get_backend_config():
+    import torch
+
+    if "nccl" in torch.distributed.get_backend_config():
         _has_warned = True
         warnings.warn(
             "a pause can take the memory of this CUDA graph, and NCCL registers the buffers of the collectives in it: "
