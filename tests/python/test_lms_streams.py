@@ -92,13 +92,14 @@ def use_again(stream, tensor):
     weakref.finalize(tensor, stream.run, tensor.detach().fill_, 77)
 
 
-def leave_for(make, home, evicted):
+def leave_for(make, cuda, home, evicted):
     """Something leaves for each tensor that this makes, which gets its memory: as csrc/torch/lms/ledger_moves.cpp has
     it, after what its stream has queued, and that stream waits for the copy.
     """
     plain, departures = torch.empty, Stream()
 
     def empty(*arguments, **options):
+        assert cuda.current is home, "or torch would hand the memory out again in the order of another stream"
         block = plain(*arguments, **options).fill_(5)
         copy = torch.zeros_like(block)
         departures.wait_stream(home)
@@ -107,11 +108,9 @@ def leave_for(make, home, evicted):
         evicted.append(copy)
         return block
 
-    torch.empty = empty
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", empty)
         return make()
-    finally:
-        torch.empty = plain
 
 
 def backward_beside(cuda, monkeypatch, read, evicted):
@@ -119,7 +118,7 @@ def backward_beside(cuda, monkeypatch, read, evicted):
     plain = torch.optim.SGD.step
 
     def make_lanes(kind, slot_bytes, home):
-        lanes = leave_for(lambda: _CudaLanes(kind, slot_bytes, home), home, evicted)
+        lanes = leave_for(lambda: _CudaLanes(kind, slot_bytes, home), cuda, home, evicted)
         for slot in lanes.slots:
             use_again(home, slot)
         return lanes

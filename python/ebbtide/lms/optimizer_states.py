@@ -6,7 +6,8 @@ where the step raises, torch calls no hook at its end.
 A step that may make states does so in a region of its own, which overflows to the host. Later steps of torch's own
 optimizers let what lies on the host pass through the device in pieces (streaming/optimizer_step.py). For other
 optimizers, states come back before a step as far as the device has room. After it, as much leaves as plans say, or as
-the time between two steps was short of. csrc/torch/lms/optimizer_states.h has the moves themselves.
+the time between two steps was short of. The parts of a step inside a backward (streaming/backward_steps.py) move none.
+csrc/torch/lms/optimizer_states.h has the moves themselves.
 """
 
 import contextlib

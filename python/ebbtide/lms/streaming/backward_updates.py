@@ -24,7 +24,7 @@ class BackwardUpdates:
     """On a device whose work is done at once they only share their slots."""
 
     def __init__(self) -> None:
-        self._lock = make_lock()  # autograd has a thread for each device, and may have one for each optimizer
+        self._lock = make_lock()  # several optimizers may update, in threads of several devices
         self._staging = Staging()
         self._followed: dict[Any, set[Any]] = {}  # by device: the streams that made gradients
         self._behind: deque[tuple[list[tuple[Any, Any]], list[Any]]] = deque()  # who waits for what, and gradients
