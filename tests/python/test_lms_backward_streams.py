@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from cuda_streams import Cuda, Stream  # noqa: E402
 from ebbtide import lms  # noqa: E402
 from ebbtide.lms.streaming import backward_steps, host_ranges, optimizer_step, step_copies  # noqa: E402
+from ebbtide.saver.regions import startup  # noqa: E402
 
 SIZE = 1000
 
@@ -50,6 +51,7 @@ def queue_steps(cuda, monkeypatch):
 
 def train(monkeypatch, seed, part_bytes, fails=False):
     """Two parameters, what the streams of their gradients read after the backward, and what the caller's reads."""
+    startup.backend()  # without one there are no states on the host
     cuda = Cuda(monkeypatch, random.Random(seed))
     monkeypatch.setattr(step_copies, "has_streams", lambda device: True)
     monkeypatch.setattr(host_ranges.HostRanges, "are_any", staticmethod(lambda: True))
