@@ -133,7 +133,10 @@ def finetune_rows() -> list[Row]:
         rows.append(Row(f"{workload} in {size.limit // 10**9} GB", who, f"lms_finetune.{part}", "step", fsdp, 0))
     rows.append(Row(f"{workload}, weights and optimizer on the CPU", "FSDP2", "lms_finetune.fsdp", "step", moves=0))
     rows.append(Row(f"{workload}, activations on the CPU", "TRL", "lms_finetune.trl", "step", moves=0))
-    rows.append(Row(f"all {size.all_layers} layers", "ebbtide", "lms_finetune.all_layers", "step", moves=0))
+    whole = f"all {size.all_layers} layers"
+    rows.append(Row(whole, "ebbtide", "lms_finetune.all_layers", "step", moves=0))
+    accumulated = f"{whole}, {size.micro_batches} micro-batches"
+    rows.append(Row(accumulated, "ebbtide", "lms_finetune.accumulated", "step", moves=0))
     return rows
 
 

@@ -109,6 +109,7 @@ class FinetuneSize:
     all_layers: int = 28
     large_batch: int = 16
     all_layers_limit: int = 74_000_000_000
+    micro_batches: int = 2  # where gradients are accumulated
     first_steps: int = 6
     steps: int = 6
 

@@ -64,19 +64,22 @@ def time_training(
     loss: Callable[[], torch.Tensor],
     optimizer: Any,
     hooks: AbstractContextManager[Any] | None = None,
+    micro_batches: int = 1,
 ) -> None:
     """hooks: around each forward and backward."""
 
     def step() -> torch.Tensor:
-        with hooks or nullcontext():
-            found = loss()
-            found.backward()
+        for _ in range(micro_batches):
+            with hooks or nullcontext():
+                found = loss()
+                (found / micro_batches).backward()
         optimizer.step()
         optimizer.zero_grad()
         return found.detach()
 
     measured.facts["losses"] = time_steps(measured, step, size.steps, size.first_steps)
     measured.facts["tokens"] = size.tokens
+    measured.facts["micro_batches"] = micro_batches
 
 
 def measure_plain(sizes: Sizes, has_trl: bool = False) -> Measured:
@@ -93,7 +96,9 @@ def measure_plain(sizes: Sizes, has_trl: bool = False) -> Measured:
     return measured
 
 
-def measure_limited(sizes: Sizes, is_whole: bool = False, in_backward: bool = False) -> Measured:
+def measure_limited(
+    sizes: Sizes, is_whole: bool = False, in_backward: bool = False, micro_batches: int = 1
+) -> Measured:
     """is_whole: all the layers and the larger batch, which fit nowhere without it."""
     size = sizes.training.finetune
     layers, batch, limit = size.layers, size.batch, size.limit
@@ -105,7 +110,8 @@ def measure_limited(sizes: Sizes, is_whole: bool = False, in_backward: bool = Fa
             model = make_model(size, layers)
             optimizer = torch.optim.AdamW(model.parameters(), RATE, fused=device.is_gpu())
             with ebbtide.lms.step_in_backward(optimizer) if in_backward else nullcontext():
-                time_training(measured, size, make_loss(size, model, batch), optimizer)
+                loss = make_loss(size, model, batch)
+                time_training(measured, size, loss, optimizer, micro_batches=micro_batches)
         measured.facts |= {**ebbtide.lms.stats(), "parameters": sum(each.numel() for each in model.parameters())}
     measured.facts["driver_bytes"] = held.most_bytes() if held else 0
     most = max(measured.facts["peak_device_bytes"], measured.facts["driver_bytes"] / (1 + LIMIT_TOLERANCE))
@@ -139,7 +145,7 @@ def measure_fsdp(sizes: Sizes) -> Measured:
     return measured
 
 
-def parts(_: Sizes) -> list[Part]:
+def parts(sizes: Sizes) -> list[Part]:
     ways: dict[str, Callable[[Sizes], Measured]] = {
         "plain": measure_plain,
         "trl": partial(measure_plain, has_trl=True),
@@ -147,5 +153,6 @@ def parts(_: Sizes) -> list[Part]:
         "in_backward": partial(measure_limited, in_backward=True),
         "fsdp": measure_fsdp,
         "all_layers": partial(measure_limited, is_whole=True),
+        "accumulated": partial(measure_limited, is_whole=True, micro_batches=sizes.training.finetune.micro_batches),
     }
     return [Part(f"lms_finetune.{way}", measure) for way, measure in ways.items()]
