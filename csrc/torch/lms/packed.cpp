@@ -1,6 +1,7 @@
 #include "torch/lms/packed.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -145,6 +146,7 @@ at::Tensor Packed::unpack() const {
   }
   c10::Storage storage = Ledger::instance().bring_back(*saved_);
   if (alive.defined()) return alive;
+  const c10::InferenceMode as_it_was_saved(false);
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), view_->keys, view_->type);
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(view_->sizes, view_->strides, view_->offset);
   tensor.unsafeGetTensorImpl()->set_version_counter(version_);  // a change of this tensor is one of the saved tensor
