@@ -101,6 +101,69 @@ def test_updates_beside_a_backward(trial, options):
     """)
 
 
+@pytest.mark.parametrize("forward_stream", ["torch.cuda.current_stream()", "torch.cuda.Stream()"])
+def test_gradients_leave_beside_a_backward(trial, forward_stream):
+    """They are read right after it, in the stream that called it and in another, and within it in another. One that
+    fails leaves them right.
+    """
+    trial(f"""
+        from ebbtide import _core, torch_extension
+
+        def on_host(tensor):
+            found = _core.find(tensor.data_ptr())
+            return found is not None and found.host_bytes > 0
+
+        def run(leave):
+            model, other, forward = make_model(12, 4096), torch.cuda.Stream(), {forward_stream}
+            parameters, read, seen, away = [*model.parameters()], [], [], 0
+            leave()
+
+            def read_some(module, *_):
+                for each in parameters:
+                    if each.grad is not None and each.nbytes >= MIB:
+                        other.wait_stream(torch.cuda.current_stream())
+                        with torch.cuda.stream(other):
+                            seen.append(each.grad.sum())
+                        each.grad.record_stream(other)
+
+            def fail(module, *_):
+                if step == 4:
+                    raise ArithmeticError
+
+            for module in model[::3]:
+                module.register_full_backward_hook(read_some)
+            model[4].register_full_backward_hook(fail)
+            for step in range(10):
+                given = torch.randn(256, 4096, device="cuda")
+                forward.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(forward):
+                    loss = model(given).pow(2).mean()
+                torch.cuda.current_stream().wait_stream(forward)
+                try:
+                    loss.backward()
+                except ArithmeticError:
+                    pass
+                made = [each.grad for each in parameters if each.grad is not None and each.nbytes >= MIB]
+                read.append([each.clone() for each in made])
+                other.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(other):
+                    read.append([each * 2 for each in made])
+                torch.cuda.current_stream().wait_stream(other)
+                away += sum(map(on_host, made))
+                del made
+                if step % 2 or step == 4:
+                    model.zero_grad()
+            return [*read, seen], away
+
+        plain, _ = run(lambda: None)
+        with lms.enable(limit="64GiB", min_size=SMALL):
+            found, away = run(lambda: torch_extension.load("_lms").make_room_of_weights(0, 2**62))
+            assert away == 9 * 12, away
+            assert [len(each) for each in found] == [len(each) for each in plain]
+            assert all(torch.equal(*pair) for step in zip(found, plain) for pair in zip(*step))
+    """)
+
+
 def test_states_that_were_loaded_and_a_checkpoint(trial):
     trial("""
         import copy, io

@@ -10,6 +10,8 @@
 #include <array>
 #include <atomic>
 #include <exception>
+#include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -57,6 +59,15 @@ class CudaSide final : public DeviceSide {
   int number_of(c10::Device device) const override { return device.index(); }
   c10::Stream current_stream(c10::Device device) const override { return guard_impl().getStream(device); }
   void* handle_of(c10::Stream stream) const override { return guard_impl().getStreamNativeHandle(stream); }
+
+  c10::Stream copying_stream(c10::Device device) const override {
+    static std::mutex mutex;
+    static auto& streams = *new std::map<c10::DeviceIndex, c10::Stream>();
+    const std::lock_guard lock(mutex);
+    const auto found = streams.find(device.index());
+    if (found != streams.end()) return found->second;
+    return streams.emplace(device.index(), guard_impl().getStreamFromGlobalPool(device)).first->second;
+  }
 
   double come_after(OwnedCopy& copy, c10::Stream stream) const override {
     copy.come_before(handle_of(stream));

@@ -26,6 +26,7 @@ class SimulatedSide final : public DeviceSide {
     return c10::Stream(c10::Stream::DEFAULT, c10::Device(device.type(), 0));
   }
 
+  c10::Stream copying_stream(c10::Device device) const override { return current_stream(device); }
   void* handle_of(c10::Stream /*stream*/) const override { return nullptr; }
 
   double come_after(OwnedCopy& copy, c10::Stream /*stream*/) const override {
@@ -81,6 +82,10 @@ TimeMark::TimeMark(c10::Stream stream)
 
 void TimeMark::wait() const {
   if (event_) event_->synchronize();
+}
+
+void TimeMark::come_before(c10::Stream stream) const {
+  if (event_) event_->block(stream);
 }
 
 double TimeMark::seconds_since(const TimeMark& before) const {

@@ -28,6 +28,8 @@ class TimeMark {
   explicit TimeMark(c10::Stream stream);
   // Waits until the device has come to it.
   void wait() const;
+  // What is queued in the stream from now on comes after it. Throws what torch's events throw.
+  void come_before(c10::Stream stream) const;
   // From the other one to this one. Both have been waited for.
   double seconds_since(const TimeMark& before) const;
 
@@ -53,6 +55,8 @@ class DeviceSide {
   virtual int number_of(c10::Device device) const = 0;
   // In which the calling thread queues its work.
   virtual c10::Stream current_stream(c10::Device device) const = 0;
+  // For copies that run beside what threads queue.
+  virtual c10::Stream copying_stream(c10::Device device) const = 0;
   // As a CUstream.
   virtual void* handle_of(c10::Stream stream) const = 0;
   // What this stream does from now on comes after the copy. Returns how long the thread waited, in seconds. Throws

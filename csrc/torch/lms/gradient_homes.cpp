@@ -3,9 +3,11 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Storage.h>
+#include <c10/core/StreamGuard.h>
 #include <pthread.h>
 
 #include <cstdint>
+#include <exception>
 #include <new>
 #include <thread>
 #include <utility>
@@ -58,27 +60,13 @@ std::unique_ptr<GradientHomes::Home> GradientHomes::find_free(uint64_t owner, si
   return home;
 }
 
-bool GradientHomes::take(uint64_t owner, const at::Tensor& gradient) {
-  const c10::Storage& storage = gradient.storage();
-  const DeviceSide& side = side_of(gradient.device());
-  const c10::Stream stream = side.current_stream(gradient.device());
-  std::unique_ptr<Home> home = find_free(owner, storage.nbytes(), stream);
-  if (home == nullptr) return false;
-  const Writing writing;  // so that no other thread moves it meanwhile
-  try {
-    const at::NoGradGuard no_grad;
-    bytes_at(home->memory.get(), home->size_bytes, gradient.device())
-        .copy_(bytes_at(storage.mutable_data(), home->size_bytes, gradient.device()), /*non_blocking=*/true);
-  } catch (...) {
-    give_back(home.release());
-    throw;
-  }
-  void* const address = home->memory.get();
-  c10::DataPtr former = storage.set_data_ptr(lend(std::move(home), address, gradient.device()));
-  // The copy may still read it.
-  side.let_go(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(former), nullptr, false),
-              stream);
-  return true;
+std::unique_ptr<GradientHomes::Departure> GradientHomes::depart(uint64_t owner, const at::Tensor& gradient) {
+  const c10::Stream stream = side_of(gradient.device()).current_stream(gradient.device());
+  std::unique_ptr<Home> home = find_free(owner, gradient.storage().nbytes(), stream);
+  if (home == nullptr) return nullptr;
+  auto departure = std::make_unique<Departure>(std::move(home), gradient);
+  departure->begin();
+  return departure;
 }
 
 void GradientHomes::keep(uint64_t owner, const at::Tensor& gradient) {
@@ -133,6 +121,60 @@ void GradientHomes::remove_owner(uint64_t owner) noexcept {
   if (found == free_.end()) return;
   dropped = std::move(found->second);
   free_.erase(found);
+}
+
+// --- Departure ---
+
+GradientHomes::Departure::Departure(std::unique_ptr<Home> home, const at::Tensor& gradient)
+    : home_(std::move(home)),
+      memory_(gradient.storage()),
+      gradient_(gradient.getIntrusivePtr()),
+      address_(memory_.data()),
+      version_(gradient._version()) {}
+
+void GradientHomes::Departure::begin() {
+  const c10::Device device = memory_.device();
+  const DeviceSide& side = side_of(device);
+  const c10::Stream beside = side.copying_stream(device);
+  side.mark(device, 0).come_before(beside);
+  const Writing writing;  // so that no other thread moves it meanwhile
+  const at::NoGradGuard no_grad;
+  const c10::StreamGuard guard(beside);
+  bytes_at(home_->memory.get(), home_->size_bytes, device)
+      .copy_(bytes_at(memory_.mutable_data(), home_->size_bytes, device), /*non_blocking=*/true);
+  copied_ = side.mark(device, 0);
+}
+
+GradientHomes::Departure::~Departure() {
+  if (home_ == nullptr) return;
+  try {
+    if (memory_) arrive();
+    give_back(home_.release());
+  } catch (const std::exception&) {  // rather lost than used too early
+    static_cast<void>(home_.release());
+    static_cast<void>(new c10::Storage(std::move(memory_)));
+  }
+}
+
+at::Tensor GradientHomes::Departure::arrive() {
+  const c10::Device device = memory_.device();
+  copied_.come_before(home_->stream);
+  copied_.come_before(side_of(device).current_stream(device));
+  at::Tensor gradient(gradient_.lock());
+  const bool is_as_copied = gradient.defined() && gradient.has_storage() && gradient.storage().data() == address_ &&
+                            gradient._version() == version_;
+  side_of(device).let_go(std::exchange(memory_, c10::Storage()), home_->stream);
+  return is_as_copied ? gradient : at::Tensor();
+}
+
+void GradientHomes::Departure::move_home(const at::Tensor& gradient) {
+  const c10::Storage& storage = gradient.storage();
+  const c10::Stream stream = home_->stream;
+  void* const address = home_->memory.get();
+  c10::DataPtr former = storage.set_data_ptr(lend(std::move(home_), address, gradient.device()));
+  side_of(gradient.device())
+      .let_go(c10::Storage(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(former), nullptr, false),
+              stream);
 }
 
 }  // namespace ebbtide::lms

@@ -1,7 +1,9 @@
 // `_lms`: saved tensors that leave the device, for ebbtide.lms only. Marshalling.
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
 #include <memory>
@@ -165,10 +167,16 @@ bool is_on_host(const py::object& object) {
   return is_large(tensor) && Weights::is_on_host(tensor.storage().data());
 }
 
-bool take_gradient(uint64_t owner, const py::object& gradient) {
+std::unique_ptr<GradientHomes::Departure> depart_gradient(uint64_t owner, const py::object& gradient) {
   const at::Tensor& tensor = THPVariable_Unpack(gradient.ptr());
   const py::gil_scoped_release without_gil;
-  return GradientHomes::instance().take(owner, tensor);
+  return GradientHomes::instance().depart(owner, tensor);
+}
+
+// Also of DistributedDataParallel and its like, which Python does not see.
+bool has_accumulation_hooks(const py::object& parameter) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(THPVariable_Unpack(parameter.ptr()));
+  return node != nullptr && !node->post_hooks().empty();
 }
 
 void keep_gradient(uint64_t owner, const py::object& gradient) {
@@ -225,8 +233,23 @@ void add_weights(py::module_& module) {
   module.def(
       "allow_gradient_homes", [](bool are_kept) { GradientHomes::instance().allow(are_kept); }, py::arg("are_kept"),
       Released());
-  module.def("take_gradient", &take_gradient, py::arg("owner"), py::arg("gradient"),
-             "Whether a home on the host took it.");
+  using Departure = GradientHomes::Departure;
+  py::class_<Departure>(module, "GradientDeparture")
+      .def("arrive",
+           [](Departure& departure) {
+             at::Tensor gradient = departure.arrive();
+             return gradient.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(std::move(gradient)))
+                                       : py::object(py::none());
+           })
+      .def(
+          "move_home",
+          [](Departure& departure, const py::object& gradient) {
+            departure.move_home(THPVariable_Unpack(gradient.ptr()));
+          },
+          py::arg("gradient"));
+  module.def("depart_gradient", &depart_gradient, py::arg("owner"), py::arg("gradient"),
+             "Begins the way to its home on the host. None: that is not free.");
+  module.def("has_accumulation_hooks", &has_accumulation_hooks, py::arg("parameter"));
   module.def("keep_gradient", &keep_gradient, py::arg("owner"), py::arg("gradient"),
              "Makes a home on the host of its memory.");
   module.def("weight_statistics", [=] {

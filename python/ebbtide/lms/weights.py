@@ -3,15 +3,16 @@
 While LMS is on, a parameter that a module registers gets memory of a tag of its own; so does one that `model.to` has
 made, as soon as its module is done, and one that a module finds at its forward. Calls of modules (calls.py) tell which
 weights are about to be used. Backward tells it as it unpacks them. Once memory was so short that such memory had to
-leave, a gradient leaves as soon as it is accumulated (csrc/torch/lms/gradient_homes.h). csrc/torch/lms/weights.h has
-the other moves.
+leave, a gradient leaves as soon as it is accumulated, beside what backward does next
+(csrc/torch/lms/gradient_homes.h). csrc/torch/lms/weights.h has the other moves.
 """
 
 import contextlib
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ebbtide import _core
 from ebbtide.errors import StateError
@@ -23,6 +24,10 @@ from ebbtide.saver.adoption.storage_movers import Mover, make_mover
 from ebbtide.saver.operations.trim import trim_quietly
 from ebbtide.saver.pools import backends, captures
 from ebbtide.saver.regions.region import region
+from ebbtide.torch_support.ranks import has_ranks
+from ebbtide.torch_support.torch_names import find
+
+_PART_ON_ITS_WAY = 64  # of the limit, a part in so many: gradients that are copied home beside backward
 
 
 class _State:
@@ -215,6 +220,35 @@ class _GradientHook:
         self._extension.remove_home_owner(self._owner)
 
 
+class _Departures:
+    """Gradients of one backward, and of one device, that are copied home beside what backward does next. torch keeps
+    `end` while the backward runs, and drops it without a call if that fails: then they stay.
+    """
+
+    def __init__(self) -> None:
+        self._departures: deque[tuple[Any, int]] = deque()  # with bytes, the oldest first
+        self._bytes = 0
+
+    def add(self, departure: Any, size_bytes: int) -> None:
+        assert _now.device is not None
+        self._departures.append((departure, size_bytes))
+        self._bytes += size_bytes
+        self._arrive(_now.device.allowed_bytes() // _PART_ON_ITS_WAY)
+
+    def end(self) -> None:
+        self._arrive(0)
+
+    def _arrive(self, most_bytes: int) -> None:
+        """The oldest ones, until at most so much is on its way."""
+        while self._bytes > most_bytes:
+            departure, size_bytes = self._departures.popleft()
+            self._bytes -= size_bytes
+            _arrive(departure)
+
+
+_departures: WeakValueDictionary[tuple[int, Any], _Departures] = WeakValueDictionary()  # by backward and device
+
+
 def _send_gradient_home(owner: int, parameter: Any) -> None:
     import torch
 
@@ -224,9 +258,10 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
     if backends.is_forked_child() or captures.is_capturing():
         return
     gradient = parameter.grad
-    if gradient is None or not extension.may_be_weight(gradient):
+    if gradient is None or not extension.may_be_weight(gradient) or not _owners().is_gradient_alone(gradient):
         return
-    if not _owners().is_gradient_alone(gradient) or extension.take_gradient(owner, gradient):
+    if (departure := extension.depart_gradient(owner, gradient)) is not None:
+        _follow(departure, gradient, can_wait=not _may_be_changed(extension, parameter))
         return
     release_gone()
     # Nobody else knows it, so the order of this stream is enough: no wait for the device.
@@ -234,6 +269,32 @@ def _send_gradient_home(owner: int, parameter: Any) -> None:
     _move([gradient], TAG_OF_GRADIENTS, make_mover(gradient.device.type, waits=False), trims=False)
     if gradient.data_ptr() != address:
         extension.keep_gradient(owner, gradient)
+
+
+def _may_be_changed(extension: Any, parameter: Any) -> bool:
+    """Whether somebody may write the gradient before the backward ends, past what torch notes of writes."""
+    has_hooks = len(parameter._post_accumulate_grad_hooks) > 1 or extension.has_accumulation_hooks(parameter)
+    return has_hooks or has_ranks()
+
+
+def _follow(departure: Any, gradient: Any, can_wait: bool) -> None:
+    import torch
+
+    backward = find("_C._current_graph_task_id")()
+    if not can_wait or backward == -1:  # somebody calls the node by hand, and tells no end
+        _arrive(departure)
+        return
+    if (departures := _departures.get(key := (backward, gradient.device))) is None:
+        departures = _Departures()
+        torch.autograd.Variable._execution_engine.queue_callback(departures.end)
+        _departures[key] = departures
+    departures.add(departure, gradient.nbytes)
+
+
+def _arrive(departure: Any) -> None:
+    gradient = departure.arrive()
+    if gradient is not None and _now.extension is not None and _owners().is_gradient_alone(gradient):
+        departure.move_home(gradient)
 
 
 # --- who uses them ---
