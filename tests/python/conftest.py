@@ -275,6 +275,19 @@ def no_weights_left(saver: Any, lms: Any) -> Iterator[None]:
 
 
 @pytest.fixture
+def short(lms: Any) -> Iterator[Any]:
+    """LMS is on, and memory was so short that weights had to leave."""
+    from lms_model import SMALL, make_model
+    from lms_weights import send_all_away
+
+    lms.enable(limit="1GiB", min_size=SMALL)
+    keeper = make_model(1, 512)
+    assert send_all_away() > 0
+    yield lms
+    del keeper
+
+
+@pytest.fixture
 def tms_module(saver: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """ebbtide's module torch_memory_saver; afterwards no import finds it."""
     from ebbtide.compat.torch_memory_saver import install

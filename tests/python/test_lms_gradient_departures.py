@@ -8,23 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbtide.lms import weights  # noqa: E402
-from lms_model import MIB, SMALL, make_model  # noqa: E402
+from lms_model import MIB  # noqa: E402
 from lms_states import Training, content  # noqa: E402
-from lms_weights import on_host, send_all_away, tag_of  # noqa: E402
+from lms_weights import on_host, tag_of  # noqa: E402
 
 pytestmark = [pytest.mark.sim_only, pytest.mark.usefixtures("no_weights_left")]
 
 DEPTH = 6  # of 1 MiB each
-
-
-@pytest.fixture
-def short(lms):
-    """LMS is on, and memory was short."""
-    lms.enable(limit="1GiB", min_size=SMALL)
-    keeper = make_model(1, 512)
-    assert send_all_away() > 0
-    yield lms
-    del keeper
 
 
 def weights_of(training):
@@ -118,10 +108,13 @@ def test_troubles(short, monkeypatch, seed):
     assert train() == found
 
 
-@pytest.mark.parametrize(("part", "most"), [(64, DEPTH - 1), (512, 2), (2**62, 0)])
-def test_some_are_on_their_way(short, monkeypatch, part, most):
+@pytest.mark.parametrize(
+    ("part", "has_ranks", "most"), [(64, False, DEPTH - 1), (512, False, 2), (2**62, False, 0), (64, True, 0)]
+)
+def test_some_are_on_their_way(short, monkeypatch, part, has_ranks, most):
     """The first layer's gradient comes after all activations."""
     monkeypatch.setattr(weights, "_PART_ON_ITS_WAY", part)
+    monkeypatch.setattr(weights, "has_ranks", lambda: has_ranks)
     training, here = Training(depth=DEPTH), []
 
     def on_activation(number):

@@ -20,16 +20,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def short(lms):
-    """LMS is on, and memory was short."""
-    lms.enable(limit="1GiB", min_size=SMALL)
-    keeper = make_model(1, 512)
-    assert send_all_away() > 0
-    yield lms
-    del keeper
-
-
 def gradients(model):
     return [each.grad for each in model.parameters() if each.nbytes >= MIB]
 
