@@ -161,8 +161,8 @@ def test_gradients_leave_beside_a_backward(trial, forward_stream):
             found, away = run(lambda: torch_extension.load("_lms").make_room_of_weights(0, 2**62))
             assert away == 9 * 12, away
             assert [len(each) for each in found] == [len(each) for each in plain]
-            other = [at for at, pair in enumerate(zip(found, plain)) if not all(map(torch.equal, *pair))]
-            assert not other, other
+            differing = [at for at, pair in enumerate(zip(found, plain)) if not all(map(torch.equal, *pair))]
+            assert not differing, differing
     """)
 
 
